@@ -1,0 +1,149 @@
+"""The flat settings that every endpoint takes, checked before anything starts.
+
+The rule of this module: a setting is a scalar (endpoints are built from YAML, where nested values arrive
+as foreign containers), and a bad one is refused with its name, its value and what to do. No I/O here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from s3capture.errors import InvalidIdError, SettingsError
+from s3capture.ids import validate_prefix, validate_run
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_RETENTION = ("delete", "keep")
+_SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where a capture lives and how patient we are.
+
+    Times are seconds. ``op_timeout_s`` bounds one whole operation, retries included;
+    ``mark_timeout_s`` bounds the S3 part of ``mark_incomplete`` before it spills.
+    ``max_concurrency`` bounds the operations of this process that talk to S3 at once.
+    """
+
+    url: str
+    run: str
+    endpoint_url: str | None = None
+    region: str | None = None
+    spill_dir: str | None = None
+    expected_bucket_owner: str | None = None
+    sse: str | None = None
+    sse_kms_key_id: str | None = None
+    retention: str = "delete"
+    addressing_style: str = "auto"
+    op_timeout_s: float = 30.0
+    mark_timeout_s: float = 5.0
+    connect_timeout_s: float = 3.0
+    read_timeout_s: float = 12.0
+    max_concurrency: int = 32
+    max_object_bytes: int = 256 * 1024 * 1024
+    lineage_cache_tokens: int = 8_000_000
+
+    @property
+    def bucket(self) -> str:
+        """The bucket named by ``url``."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def prefix(self) -> str:
+        """The key prefix named by ``url``, without slashes at its ends; may be empty."""
+        return urlsplit(self.url).path.strip("/")
+
+    @property
+    def spill_path(self) -> Path:
+        """The spill directory: ``spill_dir``, or one under the user's state directory."""
+        if self.spill_dir is not None:
+            return Path(self.spill_dir).expanduser()
+        import os  # noqa: PLC0415 - read at use, not at import: launchers set it late
+
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(base).expanduser() / "s3capture" / "spill"
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Check ``given`` and return the settings; raise ``SettingsError`` naming the first bad one."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
+                raise SettingsError(f"unknown setting {name!r}; {hint}")
+        for name in ("url", "run"):
+            if given.get(name) is None:
+                raise SettingsError(f"setting {name!r} is required, for example {_EXAMPLES[name]!r}")
+        for name in [key for key, value in given.items() if value is None and key in _NOT_NULL]:
+            raise SettingsError(f"setting {name!r} is null; leave it out to use its default")
+        for field in fields(cls):
+            if field.name in given:
+                given[field.name] = _scalar(field.name, given[field.name], str(field.type))
+        settings = cls(**given)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+            raise SettingsError(f"url {self.url!r} is not of the form s3://bucket/prefix")
+        if not _BUCKET.fullmatch(parts.netloc):
+            raise SettingsError(f"url {self.url!r} names bucket {parts.netloc!r}, which is no valid bucket name")
+        try:
+            validate_prefix(self.prefix)
+            validate_run(self.run)
+        except InvalidIdError as error:
+            raise SettingsError(str(error)) from error
+        if self.endpoint_url is not None:
+            endpoint = urlsplit(self.endpoint_url)
+            if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+                raise SettingsError(f"endpoint_url {self.endpoint_url!r} is not an http:// or https:// address")
+            if endpoint.username or endpoint.password:
+                raise SettingsError("endpoint_url carries credentials; give them to boto3's own chain instead")
+        if self.retention not in _RETENTION:
+            raise SettingsError(f"retention {self.retention!r} is neither 'delete' nor 'keep'")
+        if self.addressing_style not in ("auto", "path", "virtual"):
+            raise SettingsError(f"addressing_style {self.addressing_style!r} is not 'auto', 'path' or 'virtual'")
+        if self.sse not in _SSE:
+            raise SettingsError(f"sse {self.sse!r} is not one of 'AES256', 'aws:kms', 'aws:kms:dsse'")
+        if self.sse_kms_key_id is not None and not (self.sse or "").startswith("aws:kms"):
+            raise SettingsError("sse_kms_key_id needs sse='aws:kms' or 'aws:kms:dsse'")
+        for name in ("op_timeout_s", "mark_timeout_s", "connect_timeout_s", "read_timeout_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{name} {value!r} is not a positive number of seconds")
+        if not 1 <= self.max_concurrency <= 1024:
+            raise SettingsError(f"max_concurrency {self.max_concurrency!r} is not between 1 and 1024")
+        for name in ("max_object_bytes", "lineage_cache_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} {getattr(self, name)!r} is not positive")
+
+
+_EXAMPLES = {"url": "s3://bucket/prefix", "run": "run-7"}
+_NOT_NULL = frozenset(field.name for field in fields(Settings) if "None" not in str(field.type))
+
+
+def _scalar(name: str, value: Any, declared: str) -> Any:
+    """Return ``value`` as the declared scalar type, or refuse it by name."""
+    if value is None:
+        return None
+    if declared.startswith("str"):
+        if isinstance(value, Path):
+            value = str(value)
+        if not isinstance(value, str):
+            raise SettingsError(f"{name} {value!r} is a {type(value).__name__}, not a string")
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SettingsError(f"{name} {value!r} is a {type(value).__name__}, not a number")
+    if declared == "int":
+        if int(value) != value:
+            raise SettingsError(f"{name} {value!r} is not a whole number")
+        return int(value)
+    return float(value)

@@ -1,0 +1,1 @@
+"""Performing effects: one module for each kind of store."""

@@ -52,7 +52,9 @@ def validate_call_id(call_id: object) -> str:
 def validate_prefix(prefix: str) -> str:
     """Return a key prefix (segments joined by ``/``, no slash at the ends; may be empty)."""
     if len(prefix) > MAX_PREFIX:
-        raise InvalidIdError(f"prefix {prefix[:40]!r}... has {len(prefix)} characters; at most {MAX_PREFIX} are allowed")
+        raise InvalidIdError(
+            f"prefix {prefix[:40]!r}... has {len(prefix)} characters; at most {MAX_PREFIX} are allowed"
+        )
     for segment in prefix.split("/") if prefix else ():
         if not _PREFIX_SEGMENT.fullmatch(segment) or segment in (".", ".."):
             raise InvalidIdError(
@@ -65,7 +67,9 @@ def validate_prefix(prefix: str) -> str:
 def validate_batch(rollout_ids: object) -> list[str]:
     """Return the distinct ids of a batch in order, all checked; a bare string is a ``TypeError``."""
     if isinstance(rollout_ids, (str, bytes)) or not isinstance(rollout_ids, Iterable):
-        raise TypeError(f"rollout_ids must be a sequence of rollout ids, got {type(rollout_ids).__name__} {rollout_ids!r}")
+        raise TypeError(
+            f"rollout_ids must be a sequence of rollout ids, got {type(rollout_ids).__name__} {rollout_ids!r}"
+        )
     return list(dict.fromkeys(validate_rollout_id(rollout_id) for rollout_id in rollout_ids))
 
 

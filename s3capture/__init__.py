@@ -1,0 +1,1 @@
+"""Keep the training tokens of reinforcement-learning rollouts safe on object storage."""

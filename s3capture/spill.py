@@ -49,9 +49,7 @@ _ESCAPED = "utf-8+surrogatepass"
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 _log = logging.getLogger(__name__)
-_said: set[tuple[str, str]] = (
-    set()
-)  # what this process has warned of already; never consulted for anything else
+_said: set[tuple[str, str]] = set()  # what this process has warned of already; never consulted for anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +251,7 @@ class Spill:
             except FileNotFoundError:
                 continue
             except (_DamagedError, _NewerError, OSError) as problem:
-                _log.warning(
-                    "late mark %r was left in place: %s", str(self.directory / _LATE_DIR / name), problem
-                )
+                _log.warning("late mark %r was left in place: %s", str(self.directory / _LATE_DIR / name), problem)
         return sorted(found, key=lambda item: (item[0].at, item[0].mark_id))
 
     def damaged(self, *, target: Target | None = None, rollout: str | None = None) -> list[Path]:
@@ -449,9 +445,7 @@ def _decode(data: bytes, kind: str) -> tuple[SpilledMark, str]:
         line = json.loads(data.decode("ascii"))
         version = line["version"]
         if type(version) is int and version > FORMAT_VERSION:
-            raise _NewerError(
-                f"it has format version {version}, and this version of s3capture reads {FORMAT_VERSION}"
-            )
+            raise _NewerError(f"it has format version {version}, and this version of s3capture reads {FORMAT_VERSION}")
         content = {name: _text(value) for name, value in line["fields"].items()}
         why = content.pop("why") if kind == _LATE else None
         mark = SpilledMark(**content)
@@ -485,9 +479,7 @@ def _read(folder: int, name: str, kind: str, *, named: str | None = None) -> tup
         os.close(fd)
     mark, why = _decode(data, kind)
     if _name(mark) != (named or name):
-        raise _DamagedError(
-            "its name belongs to another mark"
-        )  # settling that mark would never remove this file
+        raise _DamagedError("its name belongs to another mark")  # settling that mark would never remove this file
     return mark, why
 
 
@@ -552,12 +544,8 @@ def _folder(path: str | Path, *, parent: int | None = None) -> Iterator[int]:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP) and stat.S_ISLNK(
-            os.lstat(path, dir_fd=parent).st_mode
-        ):
-            raise PermissionError(
-                errno.EPERM, "it is a symbolic link; name the directory itself", str(path)
-            ) from error
+        if error.errno in (errno.ENOTDIR, errno.ELOOP) and stat.S_ISLNK(os.lstat(path, dir_fd=parent).st_mode):
+            raise PermissionError(errno.EPERM, "it is a symbolic link; name the directory itself", str(path)) from error
         raise
     try:
         status = os.fstat(folder)
@@ -607,9 +595,7 @@ def _sync_directory(folder: int, path: Path) -> None:
             raise
         if ("sync", str(path)) not in _said:
             _said.add(("sync", str(path)))
-            _log.warning(
-                "directory %r cannot be synced (%s): a power cut may undo a spilled mark", str(path), error
-            )
+            _log.warning("directory %r cannot be synced (%s): a power cut may undo a spilled mark", str(path), error)
 
 
 def _sync_ancestor(path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from s3capture.effects import Create, Created, Delete, Deleted, Get, List, Steps
 from s3capture.keys import Kind, RolloutKeys, parse
 from s3capture.protocol import bodies
-from s3capture.protocol.bodies import Origin
+from s3capture.protocol.bodies import Manifest, Origin
 from s3capture.protocol.freezing import create_or_adopt_announcement, is_retired
 from s3capture.protocol.steps import create_or_adopt, found, listed, look, rows
 from s3capture.protocol.survey import Survey
@@ -42,11 +42,19 @@ def finish_drop(keys: RolloutKeys, version: int) -> Steps[bool]:
     """
     answers = yield (List(keys.base), Get(keys.frozen))
     seen, frozen = rows(keys, answers[0]), found(answers[1])
-    still = frozen is not None and seen.version(bodies.read_manifest(keys, frozen)) == version
-    return (yield from _decide_drop(keys, version, still))
+    manifest = None if frozen is None else bodies.read_manifest(keys, frozen)
+    return (yield from _decide_drop(keys, version, seen, manifest))
 
 
-def _decide_drop(keys: RolloutKeys, version: int, still: bool) -> Steps[bool]:
+def _decide_drop(keys: RolloutKeys, version: int, seen: Survey, manifest: Manifest | None) -> Steps[bool]:
+    # Whoever retired the rollout otherwise may be deleting its marks right now: a version counted from what
+    # is left would fall back to one that was consumed before them.
+    gone = yield from is_retired(keys, seen)
+    # A drop of an earlier version that was announced and not decided comes first: its survey may be older than
+    # what raised the version, and two consumers would both be told that they alone consumed the rollout.
+    for earlier in sorted(number for number in seen.retiring - seen.drops if number < version):
+        gone = (yield from finish_drop(keys, earlier)) or gone
+    still = not gone and manifest is not None and seen.version(manifest) == version
     body = bodies.fence("drop", keys, Origin("", 0.0, ""), retired=still)
     standing = yield from create_or_adopt(keys.drop(version), body)
     return bodies.read_drop(keys, version, standing)
@@ -75,7 +83,7 @@ def drop(keys: RolloutKeys, snapshot_id: str, version: int, origin: Origin, *, k
     else:
         yield (Create(keys.retiring(version), bodies.fence("retiring", keys, origin)),)
         seen = yield from look(keys)
-        retired = yield from _decide_drop(keys, version, seen.version(manifest) == version)
+        retired = yield from _decide_drop(keys, version, seen, manifest)
     if not retired:
         return Dropped(False, f"the rollout changed after version {version}")
     if keep:

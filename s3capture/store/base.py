@@ -40,11 +40,11 @@ class Store(Protocol):
         """Return the body of ``key``, or None when there is no such key."""
         ...
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return every key under ``prefix``, each once, in no order."""
         ...
 
-    def list_folders(self, prefix: str) -> list[str]:
+    def list_folders(self, prefix: str) -> Sequence[str]:
         """Return the common prefixes directly below ``prefix`` (which ends in ``/``), each ending in ``/``."""
         ...
 

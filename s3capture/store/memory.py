@@ -36,7 +36,7 @@ class MemoryStore:
             found = self._objects.get(key)
         return None if found is None else found[0]
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """See ``Store.list``."""
         with self._lock:
             return [
@@ -45,7 +45,7 @@ class MemoryStore:
                 if key.startswith(prefix)
             ]
 
-    def list_folders(self, prefix: str) -> list[str]:
+    def list_folders(self, prefix: str) -> Sequence[str]:
         """See ``Store.list_folders``."""
         with self._lock:
             rests = [key[len(prefix) :] for key in self._objects if key.startswith(prefix)]

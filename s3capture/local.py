@@ -194,7 +194,8 @@ class EmbeddedServer:
         self.start()
 
     def make_bucket(self, name: str) -> None:
-        """Create bucket ``name`` (3 to 63 characters of ``a-z0-9.-``); fine if it is there already."""
+        """Create bucket ``name``; fine if it is there already. ``SettingsError`` when no bucket may be called so."""
+        seaweed.check_bucket_name(name)
         with closing(seaweed.connect(self.endpoint_url, self.access_key, self.secret_key)) as client:
             try:
                 seaweed.ensure_bucket(client, name)
@@ -257,8 +258,7 @@ class EmbeddedServer:
             if self._child is not None:
                 self._child.end(how)
         finally:
-            self._child = None
-            self._ports = None
+            self._child = self._ports = None
             if resources is not None:
                 resources.close()
 
@@ -272,6 +272,10 @@ class EmbeddedServer:
         (objects / "mini.options").unlink(missing_ok=True)
         for attempt in range(1, _LAUNCHES + 1):
             ports = self._ports or self._remembered_ports() or seaweed.pick_ports(self._wanted_port)
+            if self._child is not None:
+                self._child.end(signal.SIGKILL)
+            # Once the process is gone, at whichever end of ours; before the claim on the directory is given up.
+            self._known("resources", self._resources).callback(seaweed.remove_sockets, ports)
             child = self._spawn(
                 seaweed.command(binary, ports, objects=objects, identities=self.data_dir / "s3.json", run_dir=run_dir)
             )
@@ -289,8 +293,6 @@ class EmbeddedServer:
             return
 
     def _spawn(self, argv: list[str]) -> Child:
-        if self._child is not None:
-            self._child.end(signal.SIGKILL)
         run_dir = self._known("run_dir", self._run_dir)
         try:
             self._child = child = Child(

@@ -179,7 +179,6 @@ def _is_comparable(candidate: LineageCandidate, fingerprint: str, request_len: i
     return (
         candidate.fingerprint_version == FINGERPRINT_VERSION
         and candidate.continuation_fingerprint == fingerprint
-        and bool(candidate.continuation_context_digest)
         and 0 <= candidate.continuation_context_len <= request_len
     )
 

@@ -303,7 +303,7 @@ def _broken_decision(status: str | None, parent_call_id: str | None, is_delta: b
         yield "parent_call_id", "a resolved parent must be named"
     if status in (ParentResolutionStatus.ROOT, ParentResolutionStatus.UNRESOLVED) and parent_call_id is not None:
         yield "parent_call_id", f"{parent_call_id!r} is named, yet the parent decision is {str(status)!r}"
-    if is_delta and (status != ParentResolutionStatus.RESOLVED or parent_call_id is None):
+    if is_delta and status != ParentResolutionStatus.RESOLVED:
         yield "prompt_is_delta", "a delta prompt can only be rebuilt from a resolved parent, and there is none"
 
 

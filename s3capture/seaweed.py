@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import socket
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from s3capture.errors import CaptureError
+from s3capture.errors import CaptureError, SettingsError
 
 HOST = "127.0.0.1"
 REGION = "us-east-1"
@@ -41,6 +42,7 @@ HIGHEST_PORT = 65_535 - _GRPC_OFFSET
 _AUTOMATIC_BASES = range(12_000, 22_700)
 _SHELL_TIMEOUT_S = 20.0
 _PROBE_BUCKET = "s3capture-probe"
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 class LocalServerError(CaptureError, RuntimeError):
@@ -149,6 +151,24 @@ def environment(run_dir: Path) -> dict[str, str]:
     return {"PATH": os.defpath, "HOME": str(run_dir), "TMPDIR": str(run_dir)}
 
 
+def remove_sockets(ports: Ports) -> None:
+    """Remove the unix sockets of a server that is gone.
+
+    SeaweedFS puts one for each gRPC port into /tmp, whatever TMPDIR says, and leaves them when killed. One that
+    still answers belongs to another server that won the port.
+    """
+    for part, port in ports.of_parts().items():
+        path = Path(f"/tmp/seaweedfs-{part}-grpc-{port + _GRPC_OFFSET}.sock")
+        with closing(socket.socket(socket.AF_UNIX)) as caller:
+            try:
+                caller.connect(str(path))
+            except ConnectionRefusedError:
+                with suppress(OSError):
+                    path.unlink()
+            except OSError:
+                continue
+
+
 def turn_on_fsync(binary: str, ports: Ports, run_dir: Path) -> None:
     """Make a running server flush every write to the disk; it remembers that in its data."""
     done = subprocess.run(
@@ -172,7 +192,7 @@ def turn_on_fsync(binary: str, ports: Ports, run_dir: Path) -> None:
         raise LocalServerError(f"could not turn fsync on: {(done.stderr or done.stdout).strip()[-300:]}")
 
 
-def connect(endpoint_url: str, access_key: str, secret_key: str) -> Any:
+def connect(endpoint_url: str, access_key: str, secret_key: str, *, read_timeout_s: float = 10.0) -> Any:
     """Return an S3 client of the server that ignores the user's profiles, configuration files and proxies."""
     session = botocore.session.Session(
         session_vars={
@@ -189,7 +209,7 @@ def connect(endpoint_url: str, access_key: str, secret_key: str) -> Any:
         region_name=REGION,
         config=Config(
             connect_timeout=2,
-            read_timeout=10,
+            read_timeout=read_timeout_s,
             retries={"total_max_attempts": 1},
             proxies={},
             s3={"addressing_style": "path"},
@@ -209,6 +229,15 @@ def probe(client: Any) -> Exception | None:
     except (BotoCoreError, ClientError) as error:
         return error
     return None
+
+
+def check_bucket_name(name: str) -> str:
+    """Return ``name`` or raise ``SettingsError`` when no bucket may be called so."""
+    if not _BUCKET_NAME.fullmatch(name):
+        raise SettingsError(
+            f"invalid bucket name {name!r}: use 3 to 63 of a-z, 0-9, '.' and '-', a letter or digit at both ends"
+        )
+    return name
 
 
 def ensure_bucket(client: Any, name: str) -> None:

@@ -18,8 +18,13 @@ from s3capture.errors import InvalidIdError, SettingsError
 from s3capture.ids import validate_prefix, validate_run
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-_RETENTION = ("delete", "keep")
-_SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "retention": ("delete", "keep"),
+    "addressing_style": ("auto", "path", "virtual"),
+    "sse": (None, "AES256", "aws:kms", "aws:kms:dsse"),
+}
+_SECONDS = ("op_timeout_s", "mark_timeout_s", "connect_timeout_s", "read_timeout_s")
+_COUNTS = {"max_concurrency": 1024, "max_object_bytes": 5 * 1024**3, "lineage_cache_tokens": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +107,28 @@ class Settings:
         except InvalidIdError as error:
             raise SettingsError(str(error)) from error
         if self.endpoint_url is not None:
-            endpoint = urlsplit(self.endpoint_url)
-            if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
-                raise SettingsError(f"endpoint_url {self.endpoint_url!r} is not an http:// or https:// address")
-            if endpoint.username or endpoint.password:
-                raise SettingsError("endpoint_url carries credentials; give them to boto3's own chain instead")
-        if self.retention not in _RETENTION:
-            raise SettingsError(f"retention {self.retention!r} is neither 'delete' nor 'keep'")
-        if self.addressing_style not in ("auto", "path", "virtual"):
-            raise SettingsError(f"addressing_style {self.addressing_style!r} is not 'auto', 'path' or 'virtual'")
-        if self.sse not in _SSE:
-            raise SettingsError(f"sse {self.sse!r} is not one of 'AES256', 'aws:kms', 'aws:kms:dsse'")
+            _check_endpoint(self.endpoint_url)
         if self.sse_kms_key_id is not None and not (self.sse or "").startswith("aws:kms"):
             raise SettingsError("sse_kms_key_id needs sse='aws:kms' or 'aws:kms:dsse'")
-        for name in ("op_timeout_s", "mark_timeout_s", "connect_timeout_s", "read_timeout_s"):
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(repr(word) for word in allowed if word is not None)
+                raise SettingsError(f"{name} {getattr(self, name)!r} is not one of {words}")
+        for name in _SECONDS:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"{name} {value!r} is not a positive number of seconds")
-        if not 1 <= self.max_concurrency <= 1024:
-            raise SettingsError(f"max_concurrency {self.max_concurrency!r} is not between 1 and 1024")
-        for name in ("max_object_bytes", "lineage_cache_tokens"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} {getattr(self, name)!r} is not positive")
+        for name, most in _COUNTS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise SettingsError(f"{name} {getattr(self, name)!r} is not between 1 and {most:,}")
+
+
+def _check_endpoint(endpoint_url: str) -> None:
+    endpoint = urlsplit(endpoint_url)
+    if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+        raise SettingsError(f"endpoint_url {endpoint_url!r} is not an http:// or https:// address")
+    if endpoint.username or endpoint.password:
+        raise SettingsError("endpoint_url carries credentials; give them to boto3's own chain instead")
 
 
 _EXAMPLES = {"url": "s3://bucket/prefix", "run": "run-7"}

@@ -39,7 +39,7 @@ def surroundings(unstarted_seaweed: EmbeddedServer, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def seaweed(unstarted_seaweed: EmbeddedServer, surroundings: None) -> Iterator[EmbeddedServer]:
+def seaweed(unstarted_seaweed: EmbeddedServer) -> Iterator[EmbeddedServer]:
     """The session's SeaweedFS. A test that kills a server starts one of its own instead."""
     with unstarted_seaweed as server:
         yield server
@@ -57,7 +57,7 @@ def bucket(seaweed: EmbeddedServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def moto_server(surroundings: None) -> Iterator[str]:
+def moto_server() -> Iterator[str]:
     """The address of moto's S3 server: for what goes over the wire, no judge of races."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

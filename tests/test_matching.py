@@ -350,6 +350,7 @@ def test_whatever_shapes_the_prompt_is_in_the_context(one: list[Item], other: li
         (assistant(None), assistant("")),
         (assistant("a"), assistant("a", tool_calls=None, refusal=None)),
         (assistant("a", reasoning_content="hm"), assistant("a")),
+        ({"type": "reasoning", "summary": ["hm"], "encrypted_content": "x"}, {"type": "reasoning", "summary": []}),
         (assistant([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]), assistant("a")),
         (
             {"type": "function_call", "call_id": "1", "namespace": "n", "name": "f", "arguments": "{}"},

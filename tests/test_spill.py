@@ -40,7 +40,7 @@ MARK = SpilledMark(
     reason="put failed: no answer within 5 s",
     by="worker-1:4242",
 )
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(spill_module.__file__).parents[1])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(spill_module.__file__).parents[2])}
 LINUX = sys.platform == "linux"
 
 

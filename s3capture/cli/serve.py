@@ -18,7 +18,9 @@ from typing import Annotated
 
 import typer
 
+from s3capture.errors import SettingsError
 from s3capture.local import EmbeddedServer, LocalServerError
+from s3capture.seaweed import check_bucket_name
 
 _WATCH_INTERVAL_S = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,12 +43,13 @@ def serve(
 ) -> None:
     """Run an S3 server on loopback until Ctrl-C and print the settings that reach it."""
     try:
+        check_bucket_name(bucket)
         server = EmbeddedServer(data, port=port)
         with _stop_on_signals():
             _run(server, bucket, as_json=as_json)
     except _StopRequested:
         typer.echo("stopped", err=True)
-    except (LocalServerError, ValueError) as error:
+    except (LocalServerError, SettingsError) as error:
         typer.echo(f"s3capture serve: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -1,0 +1,103 @@
+"""What all endpoints have in common: settings, the shared runtime, waiting, closing.
+
+The rule of this module: a constructor checks settings and does nothing else; work runs in the threads of the runtime
+and is only awaited on the caller's event loop, whichever loop that is. So a cancelled await never stops a write
+halfway, and ``close`` waits for what is still under way, inside the operations' own deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from typing import Any, TypedDict, TypeVar
+
+from s3capture.errors import ClosedError
+from s3capture.runtime import Runtime, shared
+from s3capture.settings import Settings
+from s3capture.stats import OpStats
+from s3capture.store.base import Store
+
+_T = TypeVar("_T")
+
+_GRACE_S = 2.0
+
+
+class SettingsKwargs(TypedDict, total=False):
+    """The flat settings of every endpoint; ``url`` and ``run`` are required. See ``s3capture.settings.Settings``."""
+
+    url: str
+    run: str
+    endpoint_url: str | None
+    region: str | None
+    spill_dir: str | None
+    expected_bucket_owner: str | None
+    sse: str | None
+    sse_kms_key_id: str | None
+    retention: str
+    addressing_style: str
+    op_timeout_s: float
+    mark_timeout_s: float
+    connect_timeout_s: float
+    read_timeout_s: float
+    max_concurrency: int
+    max_object_bytes: int
+    lineage_cache_tokens: int
+
+
+class Endpoint:
+    """Base of sink, source, resolver and ledger. Safe to use from several threads, event loops and after a fork."""
+
+    def __init__(self, store: Store | None, settings: dict[str, Any]) -> None:
+        self.settings = Settings.of(**settings)
+        self._store = store
+        self._runtime_of: tuple[int, Runtime] | None = None
+        self._pending: set[Future[Any]] = set()
+        self._pending_lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def _runtime(self) -> Runtime:
+        held = self._runtime_of
+        if held is None or held[0] != os.getpid():
+            if held is not None:
+                # A child of a fork: what the parent had under way is the parent's.
+                self._pending, self._pending_lock = set(), threading.Lock()
+            held = self._runtime_of = (os.getpid(), shared(self.settings, self._store))
+        return held[1]
+
+    def stats(self) -> dict[str, OpStats]:
+        """What the operations of this process on this run cost so far, by operation."""
+        return self._runtime.stats.snapshot()
+
+    async def close(self) -> None:
+        """Wait for what is under way (bounded by the operations' deadlines) and let go. Idempotent."""
+        self._closed = True
+        if self._runtime_of is None or self._runtime_of[0] != os.getpid():
+            return
+        with self._pending_lock:
+            pending = list(self._pending)
+        if pending:
+            bound = self.settings.op_timeout_s + self.settings.read_timeout_s + _GRACE_S
+            await asyncio.to_thread(wait_for_futures, pending, bound)
+        self._runtime_of = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this {type(self).__name__} of run {self.settings.run!r} was closed")
+
+    def _track(self, future: Future[_T]) -> Future[_T]:
+        with self._pending_lock:
+            self._pending.add(future)
+        future.add_done_callback(self._untrack)
+        return future
+
+    def _untrack(self, future: Future[Any]) -> None:
+        with self._pending_lock:
+            self._pending.discard(future)
+
+    async def _result(self, future: Future[_T]) -> _T:
+        """Await ``future``; a cancelled await leaves it running."""
+        return await asyncio.shield(asyncio.wrap_future(self._track(future)))

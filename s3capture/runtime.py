@@ -1,0 +1,210 @@
+"""What the endpoints of one process share: client, threads, probe, spill, and who began which call.
+
+The rule of this module: endpoints with equal settings share one runtime, made at first use and never by a
+constructor (servers build endpoints twice in each worker and close only one). A forked child makes its own:
+threads, sockets and above all the privilege of a begun call are never inherited.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from s3capture.driver import Driver, Tally
+from s3capture.effects import Steps
+from s3capture.errors import ClosedError, UnsupportedStoreError
+from s3capture.keys import RolloutKeys, RunKeys
+from s3capture.protocol.bodies import Origin
+from s3capture.protocol.probing import probe
+from s3capture.settings import Settings
+from s3capture.spill import Spill, Target
+from s3capture.spilling import Spilling
+from s3capture.stats import Stats
+from s3capture.store.base import Store
+from s3capture.store.boto import BotoStore
+
+_log = logging.getLogger("s3capture")
+_T = TypeVar("_T")
+
+_MAX_BEGUN = 200_000
+_MARK_THREADS = 8
+
+
+class Runtime:
+    """The shared part of all endpoints with the same settings in this process."""
+
+    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+        self.settings = settings
+        self.keys = RunKeys(settings.prefix, settings.run)
+        self.store: Store = BotoStore(settings) if store is None else store
+        self.stats = Stats()
+        self.by = f"{socket.gethostname()}:{os.getpid()}"
+        width = settings.max_concurrency
+        self._ops = ThreadPoolExecutor(width, "s3capture-op")
+        self._effects = ThreadPoolExecutor(width, "s3capture-io")
+        # Marks have threads of their own, so that a queue of stuck puts cannot delay the call for help.
+        self._marks = ThreadPoolExecutor(_MARK_THREADS, "s3capture-mark")
+        self._mark_effects = ThreadPoolExecutor(_MARK_THREADS, "s3capture-mark-io")
+        self.driver = Driver(self.store, self._effects)
+        self.spilling = Spilling(
+            spill=Spill(settings.spill_path),
+            target=Target(settings.endpoint_url, settings.bucket, settings.prefix, settings.run),
+            keys=self.keys,
+            publish=_weakly(self._publish),
+            background=self._marks.submit,
+        )
+        self._probe_lock = threading.Lock()
+        self._probed = False
+        self._begun_lock = threading.Lock()
+        self._begun: OrderedDict[tuple[str, str], None] = OrderedDict()
+        pools = (self._ops, self._effects, self._marks, self._mark_effects)
+        self._finalizer = weakref.finalize(self, _shut_down, pools, self.store)
+
+    # -- who acts -----------------------------------------------------------------------------------------
+
+    def origin(self) -> Origin:
+        """Who acts now, with a fresh nonce."""
+        return Origin(self.by, time.time(), uuid.uuid4().hex)
+
+    def rollout(self, rollout_id: str) -> RolloutKeys:
+        """The keys of a rollout (validated by the caller)."""
+        return self.keys.rollout(rollout_id)
+
+    def grant(self, rollout_id: str, call: str) -> None:
+        """Remember that this process created the intent of ``call``: its first put may be one trip."""
+        with self._begun_lock:
+            self._begun[(rollout_id, call)] = None
+            while len(self._begun) > _MAX_BEGUN:
+                self._begun.popitem(last=False)
+
+    def use_grant(self, rollout_id: str, call: str) -> bool:
+        """Take the privilege away and say whether it was there; a second put never has it."""
+        with self._begun_lock:
+            return self._begun.pop((rollout_id, call), False) is None
+
+    # -- running operations -------------------------------------------------------------------------------
+
+    def submit(
+        self, op: str, what: str, make: Callable[[], Steps[_T]], *, writes: bool = True, drains: str | None = None
+    ) -> Future[_T]:
+        """Run the generator of ``make`` in a thread, inside ``op_timeout_s`` from now, waiting included.
+
+        ``drains`` names a rollout whose spilled marks are published first, so that the operation counts them.
+        """
+        deadline = time.monotonic() + self.settings.op_timeout_s
+
+        def run(tally: Tally) -> _T:
+            if writes:
+                self._ensure_probed(deadline)
+            if drains is not None:
+                self.spilling.drain(rollout=drains, deadline=deadline)
+            result = self.driver.run(make(), deadline=deadline, what=what, tally=tally)
+            self.spilling.succeeded()
+            return result
+
+        return self._ops.submit(self._measured, op, run)
+
+    def work(self, op: str, run: Callable[[float, Tally], _T]) -> Future[_T]:
+        """Run ``run(deadline, tally)`` in a thread: for operations of more than one generator."""
+        deadline = time.monotonic() + self.settings.op_timeout_s
+        return self._ops.submit(self._measured, op, lambda tally: run(deadline, tally))
+
+    def mark(self, what: str, make: Callable[[], Steps[None]], spill: Callable[[str], None]) -> Future[None]:
+        """Run a mark in the threads of its own; past ``mark_timeout_s``, or on any store error, ``spill`` it."""
+        deadline = time.monotonic() + self.settings.mark_timeout_s
+
+        def attempt(tally: Tally) -> None:
+            self._ensure_probed(deadline)
+            Driver(self.store, self._mark_effects).run(make(), deadline=deadline, what=what, tally=tally)
+
+        def run(tally: Tally) -> None:
+            if self.spilling.mark(lambda: self._mark_effects.submit(attempt, tally), deadline, spill):
+                self.spilling.succeeded()
+
+        return self._marks.submit(self._measured, "mark_incomplete", run)
+
+    def _measured(self, op: str, run: Callable[[Tally], _T]) -> _T:
+        tally, start, error = Tally(), time.monotonic(), None
+        try:
+            result = run(tally)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            seconds = time.monotonic() - start
+            self.stats.add(op, seconds, trips=tally.trips, requests=tally.requests, retries=tally.retries, error=error)
+        return result
+
+    def _publish(self, steps: Steps[None], what: str, deadline: float | None) -> None:
+        limit = time.monotonic() + self.settings.op_timeout_s if deadline is None else deadline
+        self._ensure_probed(limit)
+        self.driver.run(steps, deadline=limit, what=what)
+
+    def _ensure_probed(self, deadline: float) -> None:
+        if self._probed:
+            return
+        with self._probe_lock:
+            if self._probed:
+                return
+            honoured = self.driver.run(
+                probe(self.keys, uuid.uuid4().hex), deadline=deadline, what="check of the store at first use"
+            )
+            if not honoured:
+                raise UnsupportedStoreError(
+                    f"{self.store.describe()} does not honour create-if-absent (If-None-Match: *): a second create of "
+                    "one key succeeded, so records could be overwritten unseen. Use a store that supports "
+                    "conditional writes (AWS S3, SeaweedFS, recent MinIO, R2), or upgrade this one; "
+                    "'s3capture doctor' shows what it does"
+                )
+            self._probed = True
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """``method`` without keeping its object alive: threads and sockets must go with the last endpoint."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: object) -> None:
+        alive = reference()
+        if alive is None:
+            raise ClosedError("every endpoint of this run was closed; the spilled marks stay for the next process")
+        alive(*args)
+
+    return call
+
+
+def _shut_down(pools: tuple[ThreadPoolExecutor, ...], store: Store) -> None:
+    for pool in pools:
+        pool.shutdown(wait=False)
+    store.close()
+
+
+_registry_lock = threading.Lock()
+_registry: weakref.WeakValueDictionary[tuple[int, Settings, int], Runtime] = weakref.WeakValueDictionary()
+
+
+def _after_fork_in_child() -> None:
+    global _registry_lock, _registry  # noqa: PLW0603 - a lock held by another thread at the fork never opens again
+    _registry_lock = threading.Lock()
+    _registry = weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def shared(settings: Settings, store: Store | None = None) -> Runtime:
+    """Return the runtime of this process for ``settings`` (and, in tests, a store of one's own)."""
+    key = (os.getpid(), settings, id(store) if store is not None else 0)
+    with _registry_lock:
+        found = _registry.get(key)
+        if found is None:
+            found = _registry[key] = Runtime(settings, store)
+        return found

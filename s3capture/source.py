@@ -1,0 +1,192 @@
+"""``S3TokenSource``: where a trajectory builder freezes, reads and retires records.
+
+The rule of this module: a snapshot is what the freeze decision names, read back and checked; a record that is damaged
+or that this version does not understand is an error, never a silent gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Unpack
+
+from pydantic import ValidationError
+
+from s3capture.codec import StoredObject
+from s3capture.effects import Steps
+from s3capture.endpoint import Endpoint, SettingsKwargs
+from s3capture.errors import CorruptObjectError, StoreAccessError
+from s3capture.ids import validate_batch, validate_rollout_id
+from s3capture.keys import RolloutKeys
+from s3capture.protocol import bodies, freezing, retiring
+from s3capture.protocol.freezing import FrozenRollout
+from s3capture.protocol.retiring import Removal
+from s3capture.protocols import RolloutRemoval, TokenCaptureSnapshot
+from s3capture.records import EngineRefusal, TokenEntry
+from s3capture.store.base import Store
+
+_log = logging.getLogger("s3capture")
+
+
+class S3TokenSource(Endpoint):
+    """A ``TokenSource`` on a bucket. Takes the settings of ``S3TokenSink``; needs nothing but the bucket.
+
+    Marks in the local spill of this machine are published before a freeze or a drop, so they count at once.
+    """
+
+    def __init__(self, *, store: Store | None = None, **settings: Unpack[SettingsKwargs]) -> None:
+        super().__init__(store, dict(settings))
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """Freeze a rollout and return its one snapshot; an unknown rollout freezes empty.
+
+        Four round trips the first time, however long the rollout (entries are read in parallel). Entries come in
+        order of ``created_at``. ``incomplete`` is True when a begun call has no outcome, a call has conflicting
+        payloads, or the rollout was marked. Raise ``TokenCaptureRetiredError`` when it is retired and
+        ``CorruptObjectError`` when a record cannot be trusted.
+        """
+        frozen = await self._freeze(rollout_id)
+        keys = self._runtime.rollout(rollout_id)
+        return TokenCaptureSnapshot(
+            rollout_id=rollout_id,
+            entries=tuple(sorted_by_time(read_entry(keys, s, o) for s, o in frozen.of_kind(bodies.ENTRY).items())),
+            incomplete=frozen.incomplete,
+            snapshot_id=frozen.manifest.snapshot_id,
+            version=frozen.version,
+            engine_refusals=tuple(
+                sorted_by_time(read_refusal(keys, s, o) for s, o in frozen.of_kind(bodies.REFUSAL).items())
+            ),
+        )
+
+    async def _freeze(self, rollout_id: str) -> FrozenRollout:
+        self._check_open()
+        runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
+        keys = runtime.rollout(rollout)
+        return await self._result(
+            runtime.submit(
+                "freeze",
+                self._what("freeze", rollout),
+                lambda: freezing.freeze(keys, runtime.origin()),
+                drains=rollout,
+            )
+        )
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Retire exactly the snapshot that was consumed; False when anything changed since, or it was never frozen.
+
+        Repeating a successful drop is True. With ``retention="keep"``, or where deleting is not allowed, nothing is
+        deleted and the decision alone retires.
+        """
+        self._check_open()
+        runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
+        keys, keep = runtime.rollout(rollout), self.settings.retention == "keep"
+        dropped = await self._result(
+            runtime.submit(
+                "drop",
+                self._what("drop", rollout),
+                lambda: retiring.drop(keys, snapshot_id, version, runtime.origin(), keep=keep),
+                drains=rollout,
+            )
+        )
+        self._report_left("drop", rollout, dropped.left)
+        if not dropped.retired:
+            _log.info("run %s, rollout %r: not dropped: %s", self.settings.run, rollout, dropped.why)
+        return dropped.retired
+
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        """Retire rollouts whatever their state, and keep a fence; the whole batch is checked first.
+
+        "removed" are those that had records, intents or a marker; order is kept, duplicates count once. Retiring
+        again is a no-op.
+        """
+        keep = self.settings.retention == "keep"
+        origin = self._runtime.origin
+        return await self._each("retire", rollout_ids, lambda keys: retiring.retire(keys, origin(), keep=keep))
+
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        """Remove rollouts with their fences, so that the ids read as unused. Deleting again is a no-op.
+
+        Call it once nothing of those attempts can still write. Raise ``StoreAccessError`` when the bucket keeps
+        something: the id is not fresh then.
+        """
+        return await self._each("delete", rollout_ids, retiring.delete)
+
+    async def _each(
+        self, action: str, rollout_ids: Sequence[str], steps: Callable[[RolloutKeys], Steps[Removal]]
+    ) -> RolloutRemoval:
+        self._check_open()
+        batch, runtime = validate_batch(rollout_ids), self._runtime
+
+        def start(rollout: str) -> Future[Removal]:
+            return runtime.submit(action, self._what(action, rollout), lambda: steps(runtime.rollout(rollout)))
+
+        removals = await asyncio.gather(*(self._result(start(r)) for r in batch), return_exceptions=True)
+        failed = [(r, done) for r, done in zip(batch, removals, strict=True) if isinstance(done, BaseException)]
+        if failed:
+            rollout, error = failed[0]
+            error.add_note(f"{len(failed)} of {len(batch)} rollouts failed, the first is {rollout!r}; repeat the batch")
+            raise error
+        removed: list[str] = []
+        absent: list[str] = []
+        for rollout, done in zip(batch, removals, strict=True):
+            assert isinstance(done, Removal)
+            (removed if done.had_records else absent).append(rollout)
+            self._report_left(action, rollout, done.left)
+        left = {
+            r: done.left for r, done in zip(batch, removals, strict=True) if isinstance(done, Removal) and done.left
+        }
+        if action == "delete" and left:
+            rollout, keys = next(iter(left.items()))
+            raise StoreAccessError(
+                f"delete of rollout {rollout!r}, run {self.settings.run!r}: {len(keys)} objects are still there, the "
+                f"first is {keys[0][0]} ({keys[0][1]}); {len(left)} of {len(batch)} rollouts are affected. "
+                "Grant s3:DeleteObject and repeat"
+            )
+        return RolloutRemoval(removed=removed, absent=absent)
+
+    def _report_left(self, action: str, rollout: str, left: tuple[tuple[str, str], ...]) -> None:
+        if left:
+            _log.warning("run %s, rollout %r: %s left %d objects in the bucket, the first is %s (%s)",
+                         self.settings.run, rollout, action, len(left), *left[0])  # fmt: skip
+
+    def _what(self, action: str, rollout: str) -> str:
+        return f"{action} of rollout {rollout!r}, run {self.settings.run!r}"
+
+
+def read_entry(keys: RolloutKeys, segment: str, stored: StoredObject) -> TokenEntry:
+    """Return the record of a stored outcome, or raise ``CorruptObjectError`` naming the call."""
+    try:
+        entry = TokenEntry.model_validate(stored.value())
+    except (ValidationError, ValueError) as error:
+        raise CorruptObjectError(
+            f"call {segment!r} of rollout {keys.rollout_id!r}, run {keys.of.run!r}: "
+            f"the stored record is not one this version understands: {first_line(error)}"
+        ) from error
+    if entry.rollout_id != keys.rollout_id or entry.model_call_id != stored.header.get("call"):
+        raise CorruptObjectError(
+            f"{keys.call_at(segment)}: the record says it is call {entry.model_call_id!r} of {entry.rollout_id!r}"
+        )
+    return entry
+
+
+def read_refusal(keys: RolloutKeys, segment: str, stored: StoredObject) -> EngineRefusal:
+    """Return the refusal of a stored outcome, or raise ``CorruptObjectError`` naming the call."""
+    try:
+        return EngineRefusal.model_validate(stored.value())
+    except (ValidationError, ValueError) as error:
+        raise CorruptObjectError(f"{keys.call_at(segment)}: not a refusal: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The message of an error without the values that pydantic prints: they could be token arrays."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False, include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}"
+    return str(error).splitlines()[0]
+
+
+def sorted_by_time(records: Any) -> list[Any]:
+    """Records in order of ``created_at``; the call id breaks ties, so that equal snapshots look equal."""
+    return sorted(records, key=lambda record: (record.created_at, record.model_call_id))

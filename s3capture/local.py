@@ -31,7 +31,10 @@ from s3capture.errors import SettingsError
 from s3capture.seaweed import HIGHEST_PORT, HOST, REGION, LocalServerError, Ports
 
 _LAUNCHES = 4
-_START_TIMEOUT_S = 30.0
+# Ready takes 1 s as a rule; now and then SeaweedFS's volume part misses the master and tries again after 5 s, and a
+# PUT hangs meanwhile: short probes notice sooner, and a busy machine may need several.
+_START_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 3.0
 _SOCKET_DIR_LIMIT = 60  # a unix socket's whole path must stay under about 104 bytes
 _T = TypeVar("_T")
 
@@ -52,6 +55,8 @@ class EmbeddedServer:
 
     ``fsync=True`` makes the server flush each write to the disk before it answers: needed only against
     power loss, since killing the server loses nothing either way. Once on, it stays on for the directory.
+
+    When the owning process is killed, the server ends with it (Linux), but temporary files stay behind.
 
     Creating the object does nothing yet. ``start`` raises ``LocalServerError``; a parameter out of range
     raises ``SettingsError``.
@@ -319,7 +324,8 @@ class EmbeddedServer:
     def _await_ready(self, child: Child, endpoint_url: str) -> None:
         """Return when the server does what it is for; an open port comes 0.4 s too early to mean that."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        with closing(seaweed.connect(endpoint_url, self.access_key, self.secret_key)) as client:
+        keys = (self.access_key, self.secret_key)
+        with closing(seaweed.connect(endpoint_url, *keys, read_timeout_s=_PROBE_TIMEOUT_S)) as client:
             while True:
                 problem = seaweed.probe(client)
                 status = child.poll()

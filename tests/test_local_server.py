@@ -152,10 +152,11 @@ def test_wrong_credentials_are_refused(seaweed: EmbeddedServer, bucket: str, wro
     """Neither an unknown key nor a wrong secret can read or write."""
     key = "UNKNOWN" if wrong == "key" else seaweed.access_key
     stranger = connect(seaweed.endpoint_url, key, "0" * 40)
-    for act in (
+    acts: list[Callable[[], Any]] = [
         lambda: stranger.put_object(Bucket=bucket, Key="k", Body=b"v"),
         lambda: stranger.list_objects_v2(Bucket=bucket),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(ClientError) as refused:
             act()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
@@ -338,7 +339,7 @@ starter = threading.Thread(target=server.start)  # a thread that ends: the serve
 starter.start()
 starter.join()
 server.make_bucket("still-there")
-print(server.pid, flush=True)
+print(server.pid, server.endpoint_url.rsplit(":", 1)[1], flush=True)
 if sys.argv[1] == "raise":
     raise RuntimeError("the parent fails")
 os.kill(os.getpid(), getattr(signal, sys.argv[1]))
@@ -356,10 +357,16 @@ def test_the_server_ends_with_its_owner(end: str, temp_root: Path) -> None:
         check=False,
     )
     assert owner.returncode == (1 if end == "raise" else -getattr(signal, end)), owner.stderr
-    pid = int(owner.stdout)
+    pid, port = map(int, owner.stdout.split())
     until(lambda: not alive(pid), f"server {pid} ended with its owner")
     if end == "raise":
         assert list(temp_root.iterdir()) == []
+
+    def swept() -> bool:
+        seaweed_module.remove_sockets(seaweed_module.Ports(port, port + 1))  # nobody else is left to do it
+        return not any(str(port + 10_000 + n) in name for name in sockets_in_tmp() for n in range(5))
+
+    until(swept, "no thread of the server held its sockets")
 
 
 def serve(*arguments: str) -> subprocess.Popen[str]:

@@ -88,7 +88,7 @@ def file_name(mark: SpilledMark) -> str:
     return f"{_target_digest(mark.target)}-{_digest(mark.rollout)[:16]}-{mark.mark_id}.mark"
 
 
-def names_of(target: Target | None, rollout: str | None) -> str:
+def pattern(target: Target | None, rollout: str | None) -> str:
     """Return a glob of the names to read; without a selection misnamed ``.mark`` files too."""
     if target is None and rollout is None:
         return "[!.]*.mark"

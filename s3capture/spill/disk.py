@@ -2,8 +2,8 @@
 
 The rule of this module: every name is relative to an open folder that was checked on its descriptor, and a file
 appears by rename after all its bytes are synced, or not at all. If a sync moves behind what it protects, only a
-power cut shows it; if a check moves to a path, whoever renames the folder in between goes unnoticed. It knows
-nothing of marks. POSIX only.
+power cut shows it; if a check moves to a path, whoever renames the folder in between goes unnoticed. POSIX
+only.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from s3capture.spill.content import DamagedError
+
 STALE_TEMP_S = 24 * 3600.0
 
-_TEMP = ".tmp-"
+TEMP = ".tmp-"  # no scan reads such a name, and it goes after a day should its writer die
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 _log = logging.getLogger(__name__)
-
-
-class NotRegularError(Exception):
-    """What has this name is a link, a directory, a pipe or the like."""
 
 
 @contextlib.contextmanager
@@ -47,12 +45,9 @@ def opened(path: Path | str, *, create: bool = False, parent: int | None = None)
     elif create:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700, dir_fd=parent)
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP) and stat.S_ISLNK(os.lstat(path, dir_fd=parent).st_mode):
-            raise PermissionError(errno.EPERM, "it is a symbolic link; name the directory itself", str(path)) from error
-        raise
+    if stat.S_ISLNK(os.lstat(path, dir_fd=parent).st_mode):
+        raise PermissionError(errno.EPERM, "it is a symbolic link; name the directory itself", str(path))
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     try:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
@@ -68,9 +63,9 @@ def opened(path: Path | str, *, create: bool = False, parent: int | None = None)
 
 def names(folder: int) -> list[str]:
     """Return the names in ``folder``, after removing temp files that no living writer can still own."""
-    found = os.listdir(folder)  # noqa: PTH208 - a descriptor, not a path
+    found = os.listdir(folder)
     for name in found:
-        if name.startswith(_TEMP):
+        if name.startswith(TEMP):
             with contextlib.suppress(OSError):
                 if time.time() - os.lstat(name, dir_fd=folder).st_mtime > STALE_TEMP_S:
                     os.unlink(name, dir_fd=folder)
@@ -78,17 +73,17 @@ def names(folder: int) -> list[str]:
 
 
 def read(folder: int, name: str) -> bytes:
-    """Return the content of a regular file; raise ``NotRegularError`` without opening anything else."""
+    """Return the content of a regular file; raise ``DamagedError`` without opening anything else."""
     # A pipe that someone left under such a name would block, and a link would lead out of the folder.
     if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
-        raise NotRegularError("it is no regular file")
-    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as file:
+        raise DamagedError("it is no regular file")
+    with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as file:
         return file.read()
 
 
 def place(folder: int, name: str, data: bytes) -> None:
     """Make ``name`` appear with all of ``data``, or leave nothing behind. The caller syncs the folder."""
-    temp = temp_name()
+    temp = TEMP + secrets.token_hex(16)  # not the pid: containers that share a volume share pids
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         try:
@@ -103,11 +98,6 @@ def place(folder: int, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the error that led here is the one to tell
             os.unlink(temp, dir_fd=folder)
         raise
-
-
-def temp_name() -> str:
-    """Return a fresh name that no scan reads, and that goes in a day should its writer die."""
-    return _TEMP + secrets.token_hex(16)  # not the pid: containers that share a volume share pids
 
 
 def sync(folder: int, path: Path) -> None:

@@ -17,20 +17,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from s3capture.errors import SpillError
-from s3capture.spill import disk
-from s3capture.spill.content import (
-    DamagedError,
-    NewerError,
-    SpilledMark,
-    Target,
-    decode,
-    encode,
-    file_name,
-    names_of,
-    short,
-)
+from s3capture.spill import content, disk
+from s3capture.spill.content import DamagedError, NewerError, SpilledMark, Target
 
-_LATE, _DAMAGED = "late", "damaged"
+_LATE, _DAMAGED, _PROBE = "late", "damaged", f"{disk.TEMP}probe"
 
 _log = logging.getLogger(__name__)
 
@@ -74,17 +64,13 @@ class Spill:
         and leaves no partial file, when the disk refuses or the directory cannot be trusted: a symbolic link,
         another user's, or writable by others. After it the mark may be there, but is not promised.
         """
-        try:
-            with disk.opened(self.directory, create=True) as folder:
-                _keep(folder, self.directory, mark)
-                disk.sync_ancestor(self.directory.parent)
-        except (OSError, ValueError) as error:
-            raise SpillError(
-                f"cannot keep the incomplete mark of run {short(mark.run)}, rollout {short(mark.rollout)}, "
-                f"call {short(mark.call)} in the spill directory {str(self.directory)!r}: {error}; "
-                "this mark is lost unless S3 takes it: free or fix that directory, or set another spill_dir"
-            ) from error
-        return self.directory / file_name(mark)
+        run, rollout, call = map(content.short, (mark.run, mark.rollout, mark.call))
+        what = f"cannot keep the incomplete mark of run {run}, rollout {rollout}, call {call} in the spill directory"
+        advice = "this mark is lost unless S3 takes it: free or fix that directory, or set another spill_dir"
+        with self._telling(what, advice), disk.opened(self.directory, create=True) as folder:
+            _keep(folder, self.directory, mark)
+            disk.sync_ancestor(self.directory.parent)
+        return self.directory / content.file_name(mark)
 
     def pending(self, *, target: Target | None = None, rollout: str | None = None) -> SpillScan:
         """Read the marks that wait, of one ``target`` and ``rollout`` if given; a missing directory has none.
@@ -95,7 +81,7 @@ class Spill:
         marks: list[SpilledMark] = []
         damaged: list[Path] = []
         unread: list[UnreadFile] = []
-        for folder, name in self._listed("", names_of(target, rollout)):
+        for folder, name in self._listed("", content.pattern(target, rollout)):
             try:
                 found = self._judge(folder, name)
             except FileNotFoundError:
@@ -118,7 +104,7 @@ class Spill:
         """
         try:
             with contextlib.suppress(FileNotFoundError), disk.opened(self.directory) as folder:
-                os.unlink(file_name(mark), dir_fd=folder)
+                os.unlink(content.file_name(mark), dir_fd=folder)
         except OSError as error:
             self._warn_stays(mark, error)
             return False
@@ -137,7 +123,7 @@ class Spill:
                     _keep(late, self.directory / _LATE, mark, why)
                 disk.sync(folder, self.directory)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file_name(mark), dir_fd=folder)
+                    os.unlink(content.file_name(mark), dir_fd=folder)
         except OSError as error:
             self._warn_stays(mark, error)
             return False
@@ -146,9 +132,9 @@ class Spill:
     def late(self) -> list[tuple[SpilledMark, str]]:
         """Return the marks that came too late, each with its reason, oldest first; log those unreadable."""
         found: list[tuple[SpilledMark, str]] = []
-        for folder, name in self._listed(_LATE, names_of(None, None)):
+        for folder, name in self._listed(_LATE, content.pattern(None, None)):
             try:
-                mark, why = _read(folder, name)
+                mark, why = content.decode(name, disk.read(folder, name))
                 found.append((mark, why or ""))
             except (DamagedError, NewerError, OSError) as problem:
                 _log.warning("late mark %r was left in place: %s", str(self.directory / _LATE / name), problem)
@@ -159,45 +145,41 @@ class Spill:
 
         The name outlives the content: a damaged file of a rollout still proves that the rollout was marked.
         """
-        wanted = f"{names_of(target, rollout)}.{'?' * 16}"
+        wanted = f"{content.pattern(target, rollout)}.{'?' * 16}"
         return sorted(self.directory / _DAMAGED / name for _, name in self._listed(_DAMAGED, wanted))
 
     def probe(self) -> None:
         """Try, without leaving a file, whether a mark could be kept now; raise ``SpillError`` if not."""
-        name = disk.temp_name()
-        try:
-            with disk.opened(self.directory, create=True) as folder:
-                disk.place(folder, name, b"probe\n")
-                os.unlink(name, dir_fd=folder)
-                disk.sync(folder, self.directory)
-        except (OSError, ValueError) as error:
-            raise SpillError(
-                f"the spill directory {str(self.directory)!r} cannot take a mark: {error}; "
-                "fix that directory, or set another spill_dir"
-            ) from error
+        what, advice = "cannot take a mark in the spill directory", "fix that directory, or set another spill_dir"
+        with self._telling(what, advice), disk.opened(self.directory, create=True) as folder:
+            disk.place(folder, _PROBE, b"probe\n")
+            with contextlib.suppress(FileNotFoundError):  # another probe was quicker
+                os.unlink(_PROBE, dir_fd=folder)
+            disk.sync(folder, self.directory)
 
     def _listed(self, sub: str, wanted: str) -> Iterator[tuple[int, str]]:
         """Yield ``(folder, name)`` of each ``wanted`` file in the directory or in ``sub``, which may be missing."""
+        what = f"cannot read the {sub or 'waiting'} marks in the spill directory"
+        advice = "marks may wait there, so fix it and scan again"
+        with self._telling(what, advice), contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            folder = stack.enter_context(disk.opened(self.directory))
+            if sub:
+                folder = stack.enter_context(disk.opened(sub, parent=folder))
+            for name in disk.names(folder):
+                if fnmatchcase(name, wanted):
+                    yield folder, name
+
+    @contextlib.contextmanager
+    def _telling(self, what: str, advice: str) -> Iterator[None]:
         try:
-            with contextlib.ExitStack() as stack:
-                folder = stack.enter_context(disk.opened(self.directory))
-                if sub:
-                    folder = stack.enter_context(disk.opened(sub, parent=folder))
-                for name in disk.names(folder):
-                    if fnmatchcase(name, wanted):
-                        yield folder, name
-        except FileNotFoundError:
-            return
+            yield
         except (OSError, ValueError) as error:
-            raise SpillError(
-                f"cannot read the spill directory {str(self.directory / sub)!r}: {error}; "
-                "marks may wait there, so fix it and scan again"
-            ) from error
+            raise SpillError(f"{what} {str(self.directory)!r}: {error}; {advice}") from error
 
     def _judge(self, folder: int, name: str) -> SpilledMark | Path:
         """Return the mark in a file, or the place to which the file was moved because it is damaged."""
         try:
-            return _read(folder, name)[0]
+            return content.decode(name, disk.read(folder, name))[0]
         except DamagedError as problem:
             try:
                 path = self._set_aside(folder, name)
@@ -216,7 +198,7 @@ class Spill:
             os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=damaged)
             # Between our read and our rename a writer may have healed the file: judge what was really moved.
             try:
-                _read(damaged, aside, named=name)
+                content.decode(name, disk.read(damaged, aside))
             except (DamagedError, OSError):
                 return self.directory / _DAMAGED / aside
             except NewerError:
@@ -225,26 +207,18 @@ class Spill:
             return None
 
     def _warn_stays(self, mark: SpilledMark, error: OSError) -> None:
-        path = str(self.directory / file_name(mark))
+        path = str(self.directory / content.file_name(mark))
         _log.warning("spill file %r stays and will be published again, which is harmless: %s", path, error)
-
-
-def _read(folder: int, name: str, *, named: str | None = None) -> tuple[SpilledMark, str | None]:
-    """Read one file, which once was ``named``; raise as ``decode`` does, or ``OSError`` (gone, or not ours to read)."""
-    try:
-        return decode(named or name, disk.read(folder, name))
-    except disk.NotRegularError as error:
-        raise DamagedError(str(error)) from error
 
 
 def _keep(folder: int, path: Path, mark: SpilledMark, why: str | None = None) -> None:
     """Make ``mark`` durable in ``folder``, which is at ``path``, unless it is there, and then durable all the same."""
-    name = file_name(mark)
+    name = content.file_name(mark)
     try:
-        _read(folder, name)
+        content.decode(name, disk.read(folder, name))
     except (DamagedError, OSError):
         # A damaged file of this name is this same mark, so writing over it heals it.
-        disk.place(folder, name, encode(mark, why))
+        disk.place(folder, name, content.encode(mark, why))
     except NewerError:
         pass
     # Also when it was there: its writer may have died, or still be, between rename and fsync.

@@ -45,7 +45,7 @@ def pages(
             )
         here = _names(page)
         for name in here:
-            if not name.startswith(prefix):
+            if not name or not name.startswith(prefix):
                 raise StoreConfigError(
                     f"{what}: the store returned {one_line(name, 120)!r}, which is outside; it ignores prefixes or "
                     "changes keys, so its listings cannot be trusted; use another store"

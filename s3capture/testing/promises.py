@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from s3capture.errors import ConflictingPayloadError, TokenCaptureFrozenError, TokenCaptureRetiredError
-from s3capture.invariants import ALWAYS, contents
+from s3capture.errors import CaptureError, ConflictingPayloadError, TokenCaptureFrozenError, TokenCaptureRetiredError
+from s3capture.invariants import ALWAYS, WHEN_QUIET, contents
 from s3capture.keys import RolloutKeys, RunKeys, escape
 from s3capture.protocol import bodies
 from s3capture.protocol.bodies import Manifest, Origin
@@ -182,6 +182,31 @@ def bucket_is_sound(end: End) -> Iterator[str]:
             yield f"{invariant.__name__}: {message}"
 
 
+def bucket_is_quiet(end: End) -> Iterator[str]:
+    """Nothing is missing once nothing is in flight; for scenarios in which nobody dies."""
+    for invariant in WHEN_QUIET:
+        for message in invariant(contents(KEYS, end.bucket)):
+            yield f"{invariant.__name__}: {message}"
+
+
+def one_outcome_is_acknowledged(end: End) -> Iterator[str]:
+    """Of two outcomes of one call only one is ever acknowledged; a write returns the identity of its outcome here."""
+    acknowledged: dict[str, Outcome] = {}
+    for write in _writes(end):
+        if write.acked:
+            other = acknowledged.setdefault(_call(write), write)
+            if other.result != write.result:
+                yield f"{write.op} of {write.actor} and {other.op} of {other.actor} differ and were both acknowledged"
+
+
+def a_half_deleted_rollout_refuses(end: End) -> Iterator[str]:
+    """Whoever is admitted beside a delete, finished or dead, finds nothing left of the old rollout."""
+    for begin in end.of("begin"):
+        left = end.bucket.keys() - {KEYS.intent(begin.op.split(":")[1])}
+        if begin.acked and left:
+            yield f"{begin.op} of {begin.actor} was admitted to a rollout of which {len(left)} keys are left"
+
+
 def a_later_consumer_sees_the_truth(end: End) -> Iterator[str]:
     """A freeze alone, after everything, agrees with every earlier answer; then retire and delete do their work."""
     bucket = dict(end.bucket)
@@ -191,6 +216,8 @@ def a_later_consumer_sees_the_truth(end: End) -> Iterator[str]:
     except TokenCaptureRetiredError:
         if not retired:
             yield "a rollout that nobody retired reads as retired"
+    except CaptureError as error:
+        yield f"a later freeze ends in {type(error).__name__}: {error}"
     else:
         if retired:
             yield "a retired rollout can be frozen"
@@ -244,6 +271,7 @@ PROMISES = (
     p7_late_refusals_change_nothing,
     p8_retirement_is_final,
     p9_the_living_finish,
+    one_outcome_is_acknowledged,
     bucket_is_sound,
     a_later_consumer_sees_the_truth,
 )

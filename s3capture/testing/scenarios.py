@@ -14,8 +14,15 @@ from s3capture import codec
 from s3capture.effects import Steps
 from s3capture.protocol import bodies, freezing, retiring, writing
 from s3capture.protocol.bodies import Origin
-from s3capture.testing.explorer import Actor, Op, Scenario
-from s3capture.testing.promises import KEYS, PROMISES, Snapshot
+from s3capture.testing.explorer import Actor, Op, Scenario, run_alone
+from s3capture.testing.promises import (
+    KEYS,
+    PROMISES,
+    Snapshot,
+    a_half_deleted_rollout_refuses,
+    bucket_is_quiet,
+    p9_the_living_finish,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +35,23 @@ class Protocol:
     freeze: Callable[..., Steps[Any]] = freezing.freeze
     drop: Callable[..., Steps[Any]] = retiring.drop
     retire: Callable[..., Steps[Any]] = retiring.retire
+    delete: Callable[..., Steps[Any]] = retiring.delete
 
 
 SHIPPED = Protocol()
+
+
+_SETUP = Origin("setup", 0.0, "setup")
+
+
+def _frozen() -> dict[str, bytes]:
+    """The bucket of a rollout without calls that was frozen."""
+    bucket: dict[str, bytes] = {}
+    run_alone(freezing.freeze(KEYS, _SETUP), bucket)
+    return bucket
+
+
+_FROZEN = _frozen()
 
 
 class Scripts:
@@ -51,20 +72,21 @@ class Scripts:
         """Begin ``call``; the result is whether the intent is ours."""
         return Op(f"begin:{call}", lambda _: self._protocol.begin_call(KEYS, call, self._origin("begin")))
 
-    def put(self, call: str, payload: str = "a", *, begun: int | None = None, tag: str = "") -> Op:
-        """Put ``call``; ``begun`` is the index of this actor's begin, whose privilege the put uses up.
+    def put(self, call: str, payload: str = "a", *, begun: int | None = None, first: bool = True, tag: str = "") -> Op:
+        """Put ``call``; ``begun`` is the index of this actor's begin, whose privilege the ``first`` put uses up.
 
-        A begin that failed is followed by no put: a server does not generate then.
+        A begin that failed is followed by no put: a server does not generate then. The result is what the call
+        came to: the identity of the outcome.
         """
         outcome = bodies.entry(KEYS, call, codec.canonical({"v": payload}), fingerprint="f", by=self._name)
 
         def start(results: tuple[Hashable, ...]) -> Steps[None] | None:
             if begun is not None and not isinstance(results[begun], bool):
                 return None
-            owned = begun is not None and results[begun] is True
+            owned = first and begun is not None and results[begun] is True
             return self._protocol.put_outcome(KEYS, outcome, self._origin("put" + tag), owned=owned)
 
-        return Op(f"put:{call}{':' + tag if tag else ''}", start)
+        return Op(f"put:{call}{':' + tag if tag else ''}", start, lambda _: outcome.identity)
 
     def refuse(self, call: str, code: str = "x", *, begun: int | None = None) -> Op:
         """Record a refusal of ``call``."""
@@ -76,7 +98,7 @@ class Scripts:
                 return None
             return self._protocol.put_outcome(KEYS, outcome, self._origin("refuse"), owned=False)
 
-        return Op(f"refuse:{call}", start)
+        return Op(f"refuse:{call}", start, lambda _: outcome.identity)
 
     def mark(self, mark_id: str) -> Op:
         """Mark the rollout incomplete."""
@@ -87,6 +109,15 @@ class Scripts:
         """Freeze; the result is the ``Snapshot``."""
         name = f"freeze:{tag}" if tag else "freeze"
         return Op(name, lambda _: self._protocol.freeze(KEYS, self._origin("freeze" + tag)), Snapshot.of)
+
+    def holds(self, bucket: dict[str, bytes]) -> Op:
+        """Hold the snapshot of the frozen rollout in ``bucket``, which was read before everything else."""
+
+        def start(_: tuple[Hashable, ...]) -> Steps[freezing.FrozenRollout]:
+            return run_alone(freezing.freeze(KEYS, self._origin("held")), dict(bucket))
+            yield
+
+        return Op("freeze:held", start, Snapshot.of)
 
     def drop(self, frozen: int, tag: str = "") -> Op:
         """Drop the snapshot of this actor's operation number ``frozen``; the result is True or False."""
@@ -104,6 +135,10 @@ class Scripts:
         """Retire the rollout."""
         return Op("retire", lambda _: self._protocol.retire(KEYS, self._origin("retire"), keep=False), lambda _: None)
 
+    def delete(self) -> Op:
+        """Delete the rollout."""
+        return Op("delete", lambda _: self._protocol.delete(KEYS), lambda _: None)
+
 
 def scenarios(protocol: Protocol = SHIPPED, *, deep: bool = False) -> dict[str, Scenario]:
     """The scenarios that CI explores, by name; ``deep`` adds those that take minutes."""
@@ -114,8 +149,15 @@ def scenarios(protocol: Protocol = SHIPPED, *, deep: bool = False) -> dict[str, 
     a, b, c, d = of("A"), of("B"), of("C"), of("D")
     made: list[Scenario] = []
 
-    def add(name: str, *actors: Actor, crashes: int = 1, losses: int = 1, list_pages: int = 1) -> None:
-        made.append(Scenario(name, actors, PROMISES, crashes, losses, list_pages))
+    def add(
+        name: str,
+        *actors: Actor,
+        crashes: int = 1,
+        losses: int = 1,
+        list_pages: int = 1,
+        setup: dict[str, bytes] | None = None,
+    ) -> None:
+        made.append(Scenario(name, actors, PROMISES, crashes, losses, list_pages, setup or {}))
 
     add("begun put meets freeze", a.actor(a.begin("c"), a.put("c", begun=0)), b.actor(b.freeze(), b.drop(0)))
     add("put meets freeze and drop", a.actor(a.put("c")), b.actor(b.freeze(), b.drop(0)), list_pages=2)
@@ -218,4 +260,54 @@ def scenarios(protocol: Protocol = SHIPPED, *, deep: bool = False) -> dict[str, 
             crashes=0,
             losses=0,
         )
+    add(
+        "begun put is put again",
+        a.actor(a.begin("c"), a.put("c", begun=0), a.put("c", begun=0, first=False, tag="again")),
+        b.actor(b.freeze(), b.drop(0)),
+        crashes=0,
+        losses=0,
+    )
+    add(
+        "two drops of a frozen rollout and a mark",
+        a.actor(a.holds(_FROZEN), a.drop(0)),
+        b.actor(b.freeze(), b.drop(0)),
+        c.actor(c.mark("m")),
+        crashes=0,
+        losses=0,
+        setup=_FROZEN,
+    )
+    quiet = Scenario(
+        "conflicting puts that live",
+        (a.actor(a.put("c", "a")), b.actor(b.put("c", "b"))),
+        (*PROMISES, bucket_is_quiet),
+        crashes=0,
+    )
+    dying = Scenario(
+        "delete dies on the way",
+        (a.actor(a.begin("late")), b.actor(b.delete())),
+        (a_half_deleted_rollout_refuses, p9_the_living_finish),
+        losses=0,
+        setup=_retired_and_kept(),
+    )
+    made.extend((quiet, dying))
     return {scenario.name: scenario for scenario in made}
+
+
+def known_limit(protocol: Protocol = SHIPPED) -> Scenario:
+    """What the protocol does not promise (docs/protocol.md): a begun call whose first put another process made."""
+    a, b = Scripts(protocol, "A"), Scripts(protocol, "B")
+    actors = (a.actor(a.begin("c"), a.put("c", "a", begun=0)), b.actor(b.put("c", "b"), b.freeze(), b.drop(1)))
+    return Scenario("a begun call is put first by another process", actors, PROMISES, crashes=0, losses=0)
+
+
+KNOWN_LIMIT = known_limit()
+
+
+def _retired_and_kept() -> dict[str, bytes]:
+    """The bucket of a rollout that was put, frozen and retired, with its records retained."""
+    bucket: dict[str, bytes] = {}
+    kept = bodies.entry(KEYS, "c", codec.canonical({"v": "a"}), fingerprint="f", by="setup")
+    run_alone(writing.put_outcome(KEYS, kept, _SETUP, owned=False), bucket)
+    run_alone(freezing.freeze(KEYS, _SETUP), bucket)
+    run_alone(retiring.retire(KEYS, _SETUP, keep=True), bucket)
+    return bucket

@@ -10,14 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from s3capture.ledger import S3CaptureLedger
     from s3capture.lineage import S3LineageResolver
     from s3capture.sink import S3TokenSink
     from s3capture.source import S3TokenSource
 
 __version__ = "0.1.0"
-__all__ = ["S3LineageResolver", "S3TokenSink", "S3TokenSource"]
+__all__ = ["S3CaptureLedger", "S3LineageResolver", "S3TokenSink", "S3TokenSource"]
 
 _HOMES = {
+    "S3CaptureLedger": "s3capture.ledger",
     "S3LineageResolver": "s3capture.lineage",
     "S3TokenSink": "s3capture.sink",
     "S3TokenSource": "s3capture.source",

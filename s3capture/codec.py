@@ -35,6 +35,8 @@ DEFAULT_LIMIT = 1024 * 1024 * 1024
 _HEADER_LIMIT = 1024 * 1024
 _SPLIT_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+# Python neither writes nor reads an int of more than 4,300 decimal digits.
+_MAX_INT_BITS = 14_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ def _survey(value: Any, path: str, depth: int) -> bool:
     if value is None or kind is bool or kind is str:
         return True
     if kind is int:
+        if value.bit_length() > _MAX_INT_BITS:
+            raise UnstorableValueError(
+                path or "the record", f"an int of {value.bit_length()} bits is too long for JSON"
+            )
         return bool(_INT_MIN <= value <= _INT_MAX)
     if kind is float:
         return math.isfinite(value)
@@ -129,8 +135,8 @@ def _survey(value: Any, path: str, depth: int) -> bool:
 def _survey_sequence(items: list[Any] | tuple[Any, ...], path: str, depth: int) -> bool:
     # Token arrays hold 100,000 numbers: they are judged by C loops, not one call for each item.
     kinds = set(map(type, items))
-    if kinds == {int}:
-        return bool(min(items) >= _INT_MIN and max(items) <= _INT_MAX)
+    if kinds == {int} and min(items) >= _INT_MIN and max(items) <= _INT_MAX:
+        return True
     if kinds == {float}:
         return all(map(math.isfinite, items))
     if kinds <= {str, bool, type(None)}:

@@ -11,6 +11,7 @@ The rule of this module: a kind says what to *do*. Kinds are only ever added.
     ├── SettingsError (ValueError, TypeError)    refused before any I/O; fix the setting
     ├── UnstorableValueError (ValueError)        the record holds a value that cannot be kept; see .path
     ├── CaptureAdmissionError (ValueError)       the capture state cannot safely admit generation
+    │   └── RetiredAdmissionError (LookupError)  the same, because the ledger was retired
     ├── UnrepresentableHistoryError (ValueError) the request history cannot be represented
     ├── CorruptObjectError                       a stored object is damaged; audit it, never guess
     │   └── UnknownFormatError                   written by a newer version; upgrade the reader
@@ -71,6 +72,10 @@ class UnstorableValueError(CaptureError, ValueError):
 
 class CaptureAdmissionError(CaptureError, ValueError):
     """Refuse a request whose capture state cannot safely admit generation."""
+
+
+class RetiredAdmissionError(CaptureAdmissionError, RolloutRetiredError):
+    """Refuse a request of a rollout whose ledger was retired: for code written for either of its bases."""
 
 
 class UnrepresentableHistoryError(CaptureError, ValueError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
-from s3capture.keys import Kind, RolloutKeys, parse
+from s3capture.keys import RolloutKeys, parse
 from s3capture.protocol import bodies
 from s3capture.protocol.bodies import Manifest
 from s3capture.protocol.survey import Survey, survey
@@ -146,6 +146,5 @@ WHEN_QUIET: tuple[RolloutInvariant, ...] = (*ALWAYS, conflicts_are_marked_in_lin
 
 def rollouts_of(root: str, objects: Mapping[str, bytes]) -> list[str]:
     """The rollout ids that have any object below ``attempts/``."""
-    kinds = (Kind.LINEAGE, Kind.LINEAGE_CONFLICT, Kind.LEDGER, Kind.ARCHIVE, Kind.PROBE)
-    found = (parse(root, key) for key in objects)
-    return sorted({parsed.rollout_id for parsed in found if parsed is not None and parsed.kind not in kinds})
+    attempts = (parse(root, key) for key in objects if key.startswith(f"{root}attempts/"))
+    return sorted({parsed.rollout_id for parsed in attempts if parsed is not None})

@@ -39,7 +39,13 @@ class Kind(StrEnum):
     RETIRED = "retired"
     LINEAGE = "lineage"
     LINEAGE_CONFLICT = "lineage-conflict"
-    LEDGER = "ledger"
+    LEDGER_INTENT = "ledger-intent"
+    LEDGER_CALL = "ledger-call"
+    LEDGER_FAILURE = "ledger-failure"
+    LEDGER_CLOSING = "ledger-closing"
+    LEDGER_CLOSED = "ledger-closed"
+    LEDGER_RETIRED = "ledger-retired"
+    LEDGER_LINEAGE = "ledger-lineage"
     ARCHIVE = "archive"
     PROBE = "probe"
 
@@ -115,6 +121,10 @@ class RunKeys:
     def rollout(self, rollout_id: str) -> RolloutKeys:
         """The keys of one rollout."""
         return RolloutKeys(self, rollout_id)
+
+    def ledger(self, rollout_id: str) -> LedgerKeys:
+        """The keys of the ledger of one rollout."""
+        return LedgerKeys(self, rollout_id)
 
 
 def run_folder(prefix: str) -> str:
@@ -206,6 +216,63 @@ class RolloutKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerKeys:
+    """The keys of the ledger of one rollout attempt: rows about calls whose tokens are staged elsewhere."""
+
+    of: RunKeys
+    rollout_id: str
+
+    @property
+    def base(self) -> str:
+        """Where the ledger lives; ends in ``/``."""
+        return f"{self.of.root}ledger/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
+
+    def intent(self, call: str) -> str:
+        """A call asks to be admitted."""
+        return f"{self.base}intent/{escape(call)}"
+
+    def call(self, call: str) -> str:
+        """The one outcome of a call: its committed row or its refusal."""
+        return self.call_at(escape(call))
+
+    def call_at(self, segment: str) -> str:
+        """As ``call``, for a segment that a LIST gave."""
+        return f"{self.base}call/{segment}"
+
+    def failure(self, call: str, digest: str) -> str:
+        """One failure row; ``digest`` is the SHA-256 of its reason, so the same reason twice is one row."""
+        return f"{self.base}failure/{escape(call)}/{digest}"
+
+    @property
+    def closing(self) -> str:
+        """The announcement that admissions close, or that the ledger retires."""
+        return f"{self.base}fence/closing"
+
+    @property
+    def closed(self) -> str:
+        """The decision which calls were admitted."""
+        return f"{self.base}fence/closed"
+
+    @property
+    def retired(self) -> str:
+        """Retirement."""
+        return f"{self.base}fence/retired"
+
+    @property
+    def fences(self) -> str:
+        """The prefix of announcement and decisions."""
+        return f"{self.base}fence/"
+
+    def lineage(self, fingerprint: str) -> str:
+        """The prefix of the rows with one continuation fingerprint."""
+        return f"{self.base}lineage/{escape(fingerprint)}/"
+
+    def lineage_call(self, fingerprint: str, call: str) -> str:
+        """The empty marker: this call's output has this fingerprint."""
+        return f"{self.lineage(fingerprint)}{escape(call)}"
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedKey:
     """What a key says. ``rollout`` and ``call`` are segments; ``unescape`` turns them into ids.
 
@@ -236,8 +303,8 @@ def parse(root: str, key: str) -> ParsedKey | None:
             kind = Kind.LINEAGE_CONFLICT if call.endswith(_CONFLICT) else Kind.LINEAGE
             call = call.removesuffix(_CONFLICT)
             return ParsedKey(kind, rollout, call, fingerprint) if _is_id(call) else None
-        case ["ledger", hh, rollout, *rest] if _is_rollout(hh, rollout) and rest:
-            return ParsedKey(Kind.LEDGER, rollout, detail="/".join(rest))
+        case ["ledger", hh, rollout, *rest] if _is_rollout(hh, rollout):
+            return _parse_ledger(rollout, rest)
         case ["archive", *rest] if rest and all(rest):
             return ParsedKey(Kind.ARCHIVE, detail="/".join(rest))
         case ["probe", nonce] if _is_id(nonce):
@@ -260,6 +327,21 @@ def _parse_attempt(rollout: str, rest: list[str]) -> ParsedKey | None:
         case ["fence", name]:
             found = re.fullmatch(r"(retiring|drop)-(0|[1-9][0-9]{0,17})", name)
             return ParsedKey(Kind(found[1]), rollout, detail=found[2]) if found else None
+    return None
+
+
+def _parse_ledger(rollout: str, rest: list[str]) -> ParsedKey | None:
+    match rest:
+        case ["intent", call] if _is_id(call):
+            return ParsedKey(Kind.LEDGER_INTENT, rollout, call)
+        case ["call", call] if _is_id(call):
+            return ParsedKey(Kind.LEDGER_CALL, rollout, call)
+        case ["failure", call, digest] if _is_id(call) and len(digest) == 64 and _HEX.issuperset(digest):
+            return ParsedKey(Kind.LEDGER_FAILURE, rollout, call, digest)
+        case ["lineage", fingerprint, call] if _is_id(fingerprint) and _is_id(call):
+            return ParsedKey(Kind.LEDGER_LINEAGE, rollout, call, fingerprint)
+        case ["fence", ("closing" | "closed" | "retired") as name]:
+            return ParsedKey(Kind(f"ledger-{name}"), rollout)
     return None
 
 

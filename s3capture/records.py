@@ -33,6 +33,7 @@ DIGEST_VERSION = 1
 _DIGEST_DOMAIN = b"nemo-gym-tokens"
 _EMPTY_DIGEST = hashlib.sha256(_DIGEST_DOMAIN).hexdigest()
 _NAMEABLE_BITS = 128
+_FLOAT_BITS = 1023
 
 
 class ParentResolutionStatus(StrEnum):
@@ -219,6 +220,7 @@ def _faults(entry: object) -> Iterator[_Fault]:
     yield from _array_fault(entry, "prompt_token_ids", _INT, "an int")
     yield from _array_fault(entry, "generation_token_ids", _INT, "an int")
     yield from _array_fault(entry, "generation_log_probs", _NUMBER, "a float or an int")
+    yield from _rounding_fault(entry)
     yield from _items_fault(entry)
     yield from _broken_rules(entry)
 
@@ -254,6 +256,18 @@ def _array_fault(entry: object, name: str, allowed: frozenset[type], wanted: str
         for index, value in enumerate(values) if strange else ():
             if type(value) in strange:
                 yield f"{name}[{index}]", f"is a {type(value).__name__}, not {wanted}"
+
+
+def _rounding_fault(entry: Any) -> Iterator[_Fault]:
+    """Yield each int that a reader, for whom the field is a float, would round or could not hold."""
+    if type(entry.generation_log_probs) is not list:
+        return
+    numbers = [("created_at", getattr(entry, "created_at", 0.0))]
+    if int in set(map(type, entry.generation_log_probs)):
+        numbers += [(f"generation_log_probs[{i}]", value) for i, value in enumerate(entry.generation_log_probs)]
+    for path, value in numbers:
+        if type(value) is int and (value.bit_length() > _FLOAT_BITS or int(float(value)) != value):
+            yield path, f"an int of {value.bit_length()} bits, which no float holds exactly"
 
 
 def _items_fault(entry: object) -> Iterator[_Fault]:

@@ -6,10 +6,8 @@ or that this version does not understand is an error, never a silent gap.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 from pydantic import ValidationError
@@ -17,14 +15,15 @@ from pydantic import ValidationError
 from s3capture.codec import StoredObject
 from s3capture.effects import Steps
 from s3capture.endpoint import Endpoint, SettingsKwargs
-from s3capture.errors import CorruptObjectError, StoreAccessError
-from s3capture.ids import validate_batch, validate_rollout_id
+from s3capture.errors import CorruptObjectError
+from s3capture.ids import validate_rollout_id
 from s3capture.keys import RolloutKeys
 from s3capture.protocol import bodies, freezing, retiring
 from s3capture.protocol.freezing import FrozenRollout
 from s3capture.protocol.retiring import Removal
 from s3capture.protocols import RolloutRemoval, TokenCaptureSnapshot
 from s3capture.records import EngineRefusal, TokenEntry
+from s3capture.removal import remove_each, report_left
 from s3capture.store.base import Store
 
 _log = logging.getLogger("s3capture")
@@ -90,7 +89,8 @@ class S3TokenSource(Endpoint):
                 drains=rollout,
             )
         )
-        self._report_left("drop", rollout, dropped.left)
+        if dropped.left:
+            report_left(self.settings.run, rollout, "drop", dropped.left)
         if not dropped.retired:
             _log.info("run %s, rollout %r: not dropped: %s", self.settings.run, rollout, dropped.why)
         return dropped.retired
@@ -101,9 +101,13 @@ class S3TokenSource(Endpoint):
         "removed" are those that had records, intents or a marker; order is kept, duplicates count once. Retiring
         again is a no-op.
         """
-        keep = self.settings.retention == "keep"
-        origin = self._runtime.origin
-        return await self._each("retire", rollout_ids, lambda keys: retiring.retire(keys, origin(), keep=keep))
+        self._check_open()
+        runtime, keep = self._runtime, self.settings.retention == "keep"
+
+        def one(rollout: str) -> Steps[Removal]:
+            return retiring.retire(runtime.rollout(rollout), runtime.origin(), keep=keep)
+
+        return await remove_each(self, "retire", rollout_ids, one)
 
     async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
         """Remove rollouts with their fences, so that the ids read as unused. Deleting again is a no-op.
@@ -111,45 +115,9 @@ class S3TokenSource(Endpoint):
         Call it once nothing of those attempts can still write. Raise ``StoreAccessError`` when the bucket keeps
         something: the id is not fresh then.
         """
-        return await self._each("delete", rollout_ids, retiring.delete)
-
-    async def _each(
-        self, action: str, rollout_ids: Sequence[str], steps: Callable[[RolloutKeys], Steps[Removal]]
-    ) -> RolloutRemoval:
         self._check_open()
-        batch, runtime = validate_batch(rollout_ids), self._runtime
-
-        def start(rollout: str) -> Future[Removal]:
-            return runtime.submit(action, self._what(action, rollout), lambda: steps(runtime.rollout(rollout)))
-
-        removals = await asyncio.gather(*(self._result(start(r)) for r in batch), return_exceptions=True)
-        failed = [(r, done) for r, done in zip(batch, removals, strict=True) if isinstance(done, BaseException)]
-        if failed:
-            rollout, error = failed[0]
-            error.add_note(f"{len(failed)} of {len(batch)} rollouts failed, the first is {rollout!r}; repeat the batch")
-            raise error
-        removed: list[str] = []
-        absent: list[str] = []
-        for rollout, done in zip(batch, removals, strict=True):
-            assert isinstance(done, Removal)
-            (removed if done.had_records else absent).append(rollout)
-            self._report_left(action, rollout, done.left)
-        left = {
-            r: done.left for r, done in zip(batch, removals, strict=True) if isinstance(done, Removal) and done.left
-        }
-        if action == "delete" and left:
-            rollout, keys = next(iter(left.items()))
-            raise StoreAccessError(
-                f"delete of rollout {rollout!r}, run {self.settings.run!r}: {len(keys)} objects are still there, the "
-                f"first is {keys[0][0]} ({keys[0][1]}); {len(left)} of {len(batch)} rollouts are affected. "
-                "Grant s3:DeleteObject and repeat"
-            )
-        return RolloutRemoval(removed=removed, absent=absent)
-
-    def _report_left(self, action: str, rollout: str, left: tuple[tuple[str, str], ...]) -> None:
-        if left:
-            _log.warning("run %s, rollout %r: %s left %d objects in the bucket, the first is %s (%s)",
-                         self.settings.run, rollout, action, len(left), *left[0])  # fmt: skip
+        rollout_keys = self._runtime.rollout
+        return await remove_each(self, "delete", rollout_ids, lambda rollout: retiring.delete(rollout_keys(rollout)))
 
     def _what(self, action: str, rollout: str) -> str:
         return f"{action} of rollout {rollout!r}, run {self.settings.run!r}"

@@ -26,6 +26,7 @@ def _keys_of_the_page() -> list[str]:
 def test_every_key_of_the_page_is_one_that_the_module_builds() -> None:
     """The keys of the page are exactly what the builders give for the same ids."""
     rollout = RunKeys("captures", "run-7").rollout("7-3-a1")
+    ledger = rollout.of.ledger("7-3-a1")
     call, digest, fingerprint, nonce = NAMES["CALL"], NAMES["DIGEST"], NAMES["FINGERPRINT"], NAMES["NONCE"]
     assert _keys_of_the_page() == [
         rollout.intent(call),
@@ -39,6 +40,13 @@ def test_every_key_of_the_page_is_one_that_the_module_builds() -> None:
         rollout.retired,
         rollout.lineage_call(fingerprint, call),
         rollout.lineage_conflict(fingerprint, call),
+        ledger.intent(call),
+        ledger.call(call),
+        ledger.failure(call, digest),
+        ledger.closing,
+        ledger.closed,
+        ledger.retired,
+        ledger.lineage_call(fingerprint, call),
         rollout.of.probe(nonce),
     ]
 
@@ -46,7 +54,7 @@ def test_every_key_of_the_page_is_one_that_the_module_builds() -> None:
 def test_the_page_shows_every_kind_of_key() -> None:
     """Each kind of key that is written today stands on the page; kinds of later formats would have to be added."""
     shown = {found.kind for key in _keys_of_the_page() if (found := parse("captures/run-7/", key))}
-    assert shown == set(Kind) - {Kind.LEDGER, Kind.ARCHIVE}
+    assert shown == set(Kind) - {Kind.ARCHIVE}
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:

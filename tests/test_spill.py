@@ -476,7 +476,7 @@ def test_a_failed_rename_leaves_nothing(spill: Spill, monkeypatch: pytest.Monkey
 
 
 def write_many(directory: str, first: int) -> None:
-    for number in range(first, first + 30):
+    for number in range(first, first + 60):
         Spill(Path(directory)).write(numbered(number))
 
 
@@ -502,7 +502,7 @@ def test_processes_write_scan_and_settle_at_once(spill: Spill, tmp_path: Path) -
     published = tmp_path / "published"
     published.mkdir()
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_many, args=(str(spill.directory), first)) for first in (0, 20)]
+    writers = [context.Process(target=write_many, args=(str(spill.directory), first)) for first in (0, 40)]
     settlers = [context.Process(target=settle_many, args=(str(spill.directory), str(published))) for _ in range(2)]
     for process in (*settlers, *writers):
         process.start()
@@ -513,7 +513,7 @@ def test_processes_write_scan_and_settle_at_once(spill: Spill, tmp_path: Path) -
         process.join()
     assert [process.exitcode for process in (*writers, *settlers)] == [0, 0, 0, 0]
     late = {mark.mark_id for mark, _ in spill.late()}
-    assert {name for name in files(published) if name != "done"} | late == {f"{n:032x}" for n in range(50)}
+    assert {name for name in files(published) if name != "done"} | late == {f"{n:032x}" for n in range(100)}
     assert files(spill.directory) == []
 
 
@@ -525,7 +525,7 @@ def test_every_flipped_or_missing_byte_is_noticed(spill: Spill) -> None:
     whole = spill.write(replace(MARK, call="\udc80")).read_bytes()
     (name,) = files(spill.directory)
     path = spill.directory / name
-    flips = [(place, bit) for place in range(len(whole)) for bit in (1, 0x20)]
+    flips = [(place, bit) for place in range(len(whole)) for bit in (1, 2, 0x20)]
     broken = [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at, bit in flips]
     broken += [whole[:length] for length in range(len(whole))] + [whole + b"\n", whole + whole]
     broken.append(whole.replace(b"1700000000.25", b"1" + b"0" * 400))  # more than a float can hold

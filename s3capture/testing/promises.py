@@ -35,6 +35,7 @@ class Snapshot:
     entries: frozenset[tuple[str, str]]
     refusals: frozenset[tuple[str, str]]
     marks: frozenset[str]
+    conflicted: frozenset[str]
 
     @classmethod
     def of(cls, frozen: FrozenRollout) -> Snapshot:
@@ -46,12 +47,18 @@ class Snapshot:
             entries=frozenset((s, o.digest) for s, o in frozen.of_kind(bodies.ENTRY).items()),
             refusals=frozenset((s, o.digest) for s, o in frozen.of_kind(bodies.REFUSAL).items()),
             marks=frozen.marks,
+            conflicted=frozenset(segment for segment, _ in frozen.conflicts),
         )
 
     @property
     def calls(self) -> set[str]:
         """The calls with an entry or a refusal."""
         return {segment for segment, _ in self.entries | self.refusals}
+
+    @property
+    def judged(self) -> set[str]:
+        """The calls that a consumer hears of: as a record, or as the reason why the rollout is masked."""
+        return self.calls | self.conflicted
 
 
 def _call(outcome: Outcome) -> str:
@@ -75,10 +82,9 @@ def _writes(end: End) -> list[Outcome]:
 def p1_acknowledged_puts_are_in_later_snapshots(end: End) -> Iterator[str]:
     """An acknowledged put is in every snapshot whose freeze starts later, or the rollout is retired."""
     for outcome, snapshot in _frozen(end):
-        conflicted = {segment for segment, _ in contents(KEYS, end.bucket).seen.conflicts}
         for put in _writes(end):
             late = (put.actor, put.op) in outcome.before
-            if put.acked and late and _call(put) not in snapshot.calls | conflicted:
+            if put.acked and late and _call(put) not in snapshot.judged:
                 yield f"{put.op} of {put.actor} was acknowledged before {outcome.actor}'s freeze, which lacks it"
 
 
@@ -116,9 +122,8 @@ def p4_a_drop_saw_everything(end: End) -> Iterator[str]:
             continue
         mine = [snapshot for outcome, snapshot in _frozen(end) if outcome.actor == drop.actor]
         snapshot = mine[-1]
-        conflicted = {s for s, _ in contents(KEYS, end.bucket).seen.conflicts}
         for put in _writes(end):
-            if put.acked and _call(put) not in snapshot.calls | conflicted:
+            if put.acked and _call(put) not in snapshot.judged:
                 yield f"{drop.actor} dropped a snapshot without the acknowledged {put.op} of {put.actor}"
         for mark in end.of("mark"):
             if mark.acked and mark.op.split(":")[1] not in snapshot.marks:
@@ -226,9 +231,8 @@ def a_later_consumer_sees_the_truth(end: End) -> Iterator[str]:
 
 
 def _agrees(end: End, snapshot: Snapshot) -> Iterator[str]:
-    conflicted = {segment for segment, _ in contents(KEYS, end.bucket).seen.conflicts}
     for put in _writes(end):
-        if put.acked and _call(put) not in snapshot.calls | conflicted:
+        if put.acked and _call(put) not in snapshot.judged:
             yield f"a later freeze lacks {put.op} of {put.actor}, which was acknowledged"
         if put.raised(ConflictingPayloadError) and not snapshot.incomplete:
             yield f"{put.op} of {put.actor} was refused as conflicting and a later freeze is complete"

@@ -114,8 +114,9 @@ class Scripts:
         """Hold the snapshot of the frozen rollout in ``bucket``, which was read before everything else."""
 
         def start(_: tuple[Hashable, ...]) -> Steps[freezing.FrozenRollout]:
-            return run_alone(freezing.freeze(KEYS, self._origin("held")), dict(bucket))
-            yield
+            held: freezing.FrozenRollout = run_alone(freezing.freeze(KEYS, self._origin("held")), dict(bucket))
+            return held
+            yield  # a generator that asks for nothing
 
         return Op("freeze:held", start, Snapshot.of)
 

@@ -19,7 +19,10 @@ from functools import lru_cache
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEAD = 100
-_MAX_ESCAPED = 200
+# A rollout id of 200 characters whose leading dot is escaped still fits: a rollout segment is never shortened.
+_MAX_ESCAPED = 202
+_MAX_FINGERPRINT = 100  # a lineage key has one id more than the others, and stays under 900 bytes all the same
+_SHORTENED = len("!~") + 64
 _EMPTY = "!-"
 _CONFLICT = "!conflict"
 _HEX = frozenset("0123456789abcdef")
@@ -50,19 +53,19 @@ class Kind(StrEnum):
     PROBE = "probe"
 
 
-def escape(text: str) -> str:
-    """Return one path segment for any string; injective."""
+def escape(text: str, limit: int = _MAX_ESCAPED) -> str:
+    """Return one path segment of at most ``limit`` bytes for any string; injective for one limit."""
     raw = text.encode("utf-8", "surrogatepass")
     if not raw:
         return _EMPTY
     # A leading dot is escaped: some servers hide such names, and "." and ".." are no segments at all.
     parts = [chr(b) if b in _PLAIN and not (i == 0 and b == 0x2E) else f"!{b:02X}" for i, b in enumerate(raw)]
     segment = "".join(parts)
-    if len(segment) <= _MAX_ESCAPED:
+    if len(segment) <= limit:
         return segment
     head = ""
     for part in parts:
-        if len(head) + len(part) > _HEAD:
+        if len(head) + len(part) > min(_HEAD, limit - _SHORTENED):
             break
         head += part
     return f"{head}!~{hashlib.sha256(raw).hexdigest()}"
@@ -204,7 +207,7 @@ class RolloutKeys:
 
     def lineage(self, fingerprint: str) -> str:
         """The prefix of the candidates for one fingerprint."""
-        return f"{self.lineage_base}{escape(fingerprint)}/"
+        return f"{self.lineage_base}{escape(fingerprint, _MAX_FINGERPRINT)}/"
 
     def lineage_call(self, fingerprint: str, call: str) -> str:
         """The empty marker: this call's output has this fingerprint."""
@@ -265,7 +268,7 @@ class LedgerKeys:
 
     def lineage(self, fingerprint: str) -> str:
         """The prefix of the rows with one continuation fingerprint."""
-        return f"{self.base}lineage/{escape(fingerprint)}/"
+        return f"{self.base}lineage/{escape(fingerprint, _MAX_FINGERPRINT)}/"
 
     def lineage_call(self, fingerprint: str, call: str) -> str:
         """The empty marker: this call's output has this fingerprint."""

@@ -53,6 +53,8 @@ class _Stamps:
     continuation_context_len: int = 0
     continuation_context_digest: str = ""
     fingerprint_version: int | None = None
+    parent_call_id: str | None = None
+    prompt_is_delta: bool = False
 
 
 class S3CaptureLedger(Endpoint):

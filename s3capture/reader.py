@@ -44,7 +44,9 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
         # Whoever interrupts a long listing wants the prompt back, not the rest of the requests.
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 

@@ -132,6 +132,10 @@ class Runtime:
 
         return self._marks.submit(self._measured, "mark_incomplete", run)
 
+    def check_store(self) -> None:
+        """Probe the store now, in this thread, instead of at the first write."""
+        self._ensure_probed(time.monotonic() + self.settings.op_timeout_s)
+
     def _measured(self, op: str, run: Callable[[Tally], _T]) -> _T:
         tally, start, error = Tally(), time.monotonic(), None
         try:

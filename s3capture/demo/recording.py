@@ -7,9 +7,11 @@ format is docs/recording-format.md. A recording is held in memory as the deltas 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -18,7 +20,7 @@ import zstandard
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from s3capture.demo.script import Call, Rollout, Script
-from s3capture.errors import CaptureError, InvalidIdError, UnrepresentableHistoryError
+from s3capture.errors import CaptureError, UnrepresentableHistoryError
 from s3capture.ids import validate_rollout_id
 from s3capture.matching import NativeMatcher
 
@@ -26,7 +28,7 @@ SHOWN_FAULTS = 20
 MAX_LINE = 256 * 1024 * 1024
 """Bytes; a line is one call, and the largest calls known are under 1 MiB."""
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _MAX_TOKEN_ID = 2**63 - 1
 
@@ -200,18 +202,17 @@ def write_recording(script: Script, path: Path) -> None:
 
 
 def _with_deltas(rollouts: dict[str, list[Call]], every: int) -> list[Rollout]:
-    import dataclasses  # noqa: PLC0415 - only here
-
-    played, continued = [], 0
-    for rollout_id, calls in rollouts.items():
-        chosen = []
-        for call in calls:
-            continued += call.parent is not None
-            chosen.append(
-                dataclasses.replace(call, delta=True) if call.parent is not None and continued % every == 0 else call
-            )
-        played.append(Rollout(rollout_id, chosen))
-    return played
+    continuations = itertools.count(1)
+    return [
+        Rollout(
+            rollout_id,
+            [
+                call if call.parent is None else dataclasses.replace(call, delta=next(continuations) % every == 0)
+                for call in calls
+            ],
+        )
+        for rollout_id, calls in rollouts.items()
+    ]
 
 
 def _call(recorded: RecordedCall) -> Call:
@@ -277,22 +278,14 @@ def _unpacked(path: Path) -> Iterator[bytes]:
             yield from iter(lambda: file.read(_CHUNK), b"")
 
 
-def _members(file: BinaryIO, make: Any, name: str) -> Iterator[bytes]:
+def _members(file: BinaryIO, make: Callable[[], Any], name: str) -> Iterator[bytes]:
     """Unpack one stream after another; a stream that does not reach its end is an error, never an end of file."""
-    stream, fresh = make(), True
-    for chunk in _chunks(file):
-        data = chunk
+    stream = make()
+    while data := file.read(_CHUNK):
         while data:
             if stream.eof:
                 stream = make()
-            fresh = False
-            unpacked = stream.decompress(data)
-            if unpacked:
-                yield unpacked
+            yield stream.decompress(data)
             data = stream.unused_data if stream.eof else b""
-    if fresh or not stream.eof:
+    if not stream.eof:
         raise _BrokenFileError(f"the {name} stream ends early")
-
-
-def _chunks(file: BinaryIO) -> Iterable[bytes]:
-    return iter(lambda: file.read(1 << 16), b"")

@@ -89,7 +89,10 @@ def place(folder: int, name: str, data: bytes) -> None:
         try:
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(fd, rest) :]
+                written = os.write(fd, rest)
+                if not written:
+                    raise OSError(errno.EIO, "the file system took nothing of a write")
+                rest = rest[written:]
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -49,6 +49,12 @@ class Story:
         return [event for event in self.of(*ops) if event.acked]
 
     @property
+    def contested(self) -> frozenset[str]:
+        """Calls for which more than one outcome was sent: they may be no candidates in any snapshot."""
+        sent = {(write.call, write.sent) for write in self.of("put", "refuse")}
+        return frozenset(call for call, count in Counter(call for call, _ in sent).items() if count > 1)
+
+    @property
     def retirements(self) -> list[Event]:
         """What returned and thereby retired the rollout."""
         return self.acked("retire") + [drop for drop in self.acked("drop") if drop.result["dropped"]]
@@ -58,18 +64,14 @@ def _calls(snapshot: Mapping[str, Any]) -> set[str]:
     return {*snapshot["entries"], *snapshot["refusals"]}
 
 
-def _contested(call: str) -> bool:
-    """Two payloads are sent for this call: it may be no candidate in any snapshot."""
-    return call.endswith(plan.CONFLICT)
-
-
 def every_acknowledged_outcome_is_in_every_snapshot(story: Story) -> Iterator[str]:
     """Whenever a put or refusal was acknowledged, each snapshot ever returned holds it, unchanged."""
     for write in story.acked("put", "refuse"):
         kept = "entries" if write.op == "put" else "refusals"
         for frozen in story.acked("freeze"):
             found = frozen.result[kept].get(write.call)
-            if found != write.sent and not (_contested(write.call) and found is None and frozen.result["incomplete"]):
+            masked = write.call in story.contested and found is None and frozen.result["incomplete"]
+            if found != write.sent and not masked:
                 yield f"{write} was acknowledged; the snapshot of {frozen.actor} holds {found!r} for it"
 
 

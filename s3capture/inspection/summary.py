@@ -1,30 +1,30 @@
-"""What is in the bucket, for people and tools that look: runs, rollouts, and one rollout in full.
+"""Runs and rollouts, counted from listings and as few bodies as possible.
 
-The rule of this module: it reads and never creates, so looking at a rollout cannot freeze it; and a stored object that
-is damaged is one line of the answer, never the end of it. What a state *means* is the protocol's (``survey``,
-``bodies``): this module only counts and describes.
+The rule of this module: a summary of a rollout costs its share of a LIST, its decisions, and the outcomes small enough
+to be a seal; entries are never read, so a run of millions of them can be listed. One damaged object makes one
+``DamagedObject`` and hides nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from s3capture.codec import StoredObject
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError, InvalidIdError
 from s3capture.ids import validate_run
-from s3capture.invariants import ALWAYS, Contents
-from s3capture.keys import Kind, ParsedKey, RolloutKeys, RunKeys, escape, parse, run_folder, unescape
+from s3capture.keys import Kind, RolloutKeys, RunKeys, parse, run_folder, unescape
 from s3capture.protocol import bodies
-from s3capture.protocol.bodies import Manifest
 from s3capture.protocol.survey import Survey, survey
 from s3capture.reader import Reader
 
 _T = TypeVar("_T")
+
+# What makes a folder a run; a run may have a ledger or an archive and no attempts.
+_PARTS = frozenset({"attempts/", "ledger/", "archive/"})
 
 
 class State(StrEnum):
@@ -97,89 +97,6 @@ class RolloutSummary:
         return not self.damaged and not self.foreign
 
 
-@dataclass(frozen=True, slots=True)
-class ConflictDetail:
-    """A payload that lost to the outcome of its call."""
-
-    digest: str
-    kind: str
-    by: str | None
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallDetail:
-    """One call. ``kind`` is entry, refusal, seal, open (begun, no outcome) or damaged.
-
-    ``digest`` is the SHA-256 of the payload. ``prompt_tokens`` and ``generated_tokens`` count what is stored: for a
-    delta (``prompt_is_delta``) the prompt is only what follows the parent. ``in_snapshot`` is None before the
-    freeze. ``created_at`` is the record's own time, ``begun_at`` that of the intent; both are Unix seconds.
-    """
-
-    call: str
-    kind: str
-    digest: str | None = None
-    prompt_tokens: int | None = None
-    generated_tokens: int | None = None
-    prompt_is_delta: bool | None = None
-    parent_call: str | None = None
-    parent_resolution: str | None = None
-    code: str | None = None
-    created_at: float | None = None
-    by: str | None = None
-    begun_at: float | None = None
-    begun_by: str | None = None
-    in_snapshot: bool | None = None
-    bytes: int = 0
-    conflicts: tuple[ConflictDetail, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MarkDetail:
-    """One incomplete marker; ``call`` may be empty, ``at`` is in Unix seconds."""
-
-    mark: str
-    call: str
-    by: str
-    at: float | None
-    reason: str
-    in_snapshot: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class FenceDetail:
-    """One announcement or decision. ``decision`` says what was decided, in words; empty for an announcement."""
-
-    fence: str
-    by: str | None
-    at: float | None
-    decision: str
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutDetail:
-    """One rollout in full. ``breaches`` are the sentences of the invariants that do not hold."""
-
-    summary: RolloutSummary
-    snapshot_id: str | None
-    calls: tuple[CallDetail, ...]
-    marks: tuple[MarkDetail, ...]
-    fences: tuple[FenceDetail, ...]
-    damaged: tuple[DamagedObject, ...]
-    breaches: tuple[str, ...]
-    lineage_markers: int
-
-    @property
-    def exists(self) -> bool:
-        """Whether anything at all is stored under this rollout id."""
-        return bool(self.calls or self.marks or self.fences or self.breaches or self.damaged)
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing is damaged and no invariant is breached."""
-        return not self.damaged and not self.breaches
-
-
 def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
     """Yield the runs below ``prefix`` (as in the url), in order of their names; folders of others are passed over.
 
@@ -192,8 +109,7 @@ def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
         except (InvalidIdError, ValueError):
             continue
         below = reader.folders(keys.root)
-        # A run without rollouts has a ledger or an archive; anything else is a folder of someone else.
-        if any(parse(keys.root, f"{part}00/x/x") or part == keys.attempts for part in below):
+        if any(path.removeprefix(keys.root) in _PARTS for path in below):
             yield _run_summary(reader, keys, with_attempts=keys.attempts in below)
 
 
@@ -226,8 +142,8 @@ def list_rollouts(
 
     def of_shard(shard: str) -> tuple[list[RolloutSummary], list[str]]:
         grouped, strays = _by_rollout(keys, reader.list(shard, what))
-        get = _getter(reader, what)
-        return [_summary(keys.rollout(rollout), rows, get) for rollout, rows in sorted(grouped.items())], strays
+        get = getter(reader, what)
+        return [summarize(keys.rollout(rollout), rows, get) for rollout, rows in sorted(grouped.items())], strays
 
     for summaries, strays in reader.map(of_shard, reader.folders(keys.attempts)):
         for key in strays:
@@ -255,24 +171,12 @@ def _by_rollout(keys: RunKeys, rows: tuple[ObjectInfo, ...]) -> tuple[dict[str, 
     return grouped, strays
 
 
-def inspect_rollout(reader: Reader, keys: RolloutKeys) -> RolloutDetail:
-    """Return everything that is stored of one rollout; its objects are read in parallel.
-
-    Raise ``StoreError``; what is damaged is in the answer. A rollout of which nothing is stored has no ``exists``.
-    """
-    what = f"inspection of rollout {keys.rollout_id!r} of run {keys.of.run!r}"
-    rows = reader.list(keys.base, what)
-    lineage = reader.list(keys.lineage_base, what)
-    own = [row.key for row in rows if parse(keys.of.root, row.key) is not None]
-    stored = dict(zip(own, reader.map(_getter(reader, what), own), strict=True))
-    return _Inspection(keys, rows, {key: body for key, body in stored.items() if body is not None}).detail(len(lineage))
-
-
-def _getter(reader: Reader, what: str) -> Callable[[str], bytes | None]:
+def getter(reader: Reader, what: str) -> Callable[[str], bytes | None]:
+    """Return the function that reads a key for ``what``."""
     return lambda key: reader.get(key, what)
 
 
-class _Judge:
+class Judge:
     """Decodes bodies and keeps a list of those that cannot be."""
 
     def __init__(self, get: Callable[[str], bytes | None]) -> None:
@@ -295,10 +199,9 @@ class _Judge:
         return tuple(DamagedObject(key, problem) for key, problem in sorted(self.damaged.items()))
 
 
-def _summary(
-    keys: RolloutKeys, rows: list[ObjectInfo] | tuple[ObjectInfo, ...], get: Callable[[str], bytes | None]
-) -> RolloutSummary:
-    seen, judge = survey(keys, rows), _Judge(get)
+def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str], bytes | None]) -> RolloutSummary:
+    """Count one rollout from the rows of its LIST; ``get`` reads what else is needed."""
+    seen, judge = survey(keys, rows), Judge(get)
     manifest = judge.read(keys.frozen, lambda body: bodies.read_manifest(keys, body)) if seen.frozen else None
     state = _state(keys, seen, judge)
     # Behind a decision only what it names counts: the rest are late outcomes, and begins that were refused.
@@ -336,8 +239,10 @@ def _summary(
     )
 
 
-def _state(keys: RolloutKeys, seen: Survey, judge: _Judge) -> State:
-    if seen.retired or any([judge.read(keys.drop(v), _drop_of(keys, v)) for v in sorted(seen.drops)]):
+def _state(keys: RolloutKeys, seen: Survey, judge: Judge) -> State:
+    # Every one is read, so that a damaged decision is named although another one has settled the matter.
+    drops = [judge.read(keys.drop(version), _drop_of(keys, version)) for version in sorted(seen.drops)]
+    if seen.retired or any(drops):
         return State.RETIRED
     if seen.frozen:
         return State.FROZEN
@@ -352,7 +257,7 @@ def _kind_of(keys: RolloutKeys, segment: str) -> Callable[[bytes], str]:
     return lambda body: bodies.read_outcome(keys, segment, body).kind
 
 
-def _newest(rows: list[ObjectInfo] | tuple[ObjectInfo, ...]) -> float | None:
+def _newest(rows: Sequence[ObjectInfo]) -> float | None:
     """The last change of any row in Unix seconds; None where stamps are no times (the memory store)."""
     times = []
     for stamp in {row.stamp.partition("/")[0] for row in rows}:

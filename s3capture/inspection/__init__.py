@@ -1,0 +1,42 @@
+"""What is in the bucket, for people and tools that look: runs, rollouts, and one rollout in full.
+
+The rule of this package: it reads and never creates, so looking at a rollout cannot freeze it; and a stored object
+that is damaged is one line of the answer, never the end of it. What a state *means* is the protocol's (``survey``,
+``bodies``): this package only counts and describes. All times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from s3capture.inspection.detail import (
+    CallDetail,
+    ConflictDetail,
+    FenceDetail,
+    MarkDetail,
+    RolloutDetail,
+    inspect_rollout,
+)
+from s3capture.inspection.summary import (
+    DamagedObject,
+    Reason,
+    RolloutSummary,
+    RunSummary,
+    State,
+    list_rollouts,
+    list_runs,
+)
+
+__all__ = [
+    "CallDetail",
+    "ConflictDetail",
+    "DamagedObject",
+    "FenceDetail",
+    "MarkDetail",
+    "Reason",
+    "RolloutDetail",
+    "RolloutSummary",
+    "RunSummary",
+    "State",
+    "inspect_rollout",
+    "list_rollouts",
+    "list_runs",
+]

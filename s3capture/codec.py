@@ -184,7 +184,7 @@ def decode(key: str, body: bytes, limit: int = DEFAULT_LIMIT) -> StoredObject:
         raise CorruptObjectError(f"{key}: the header line has {len(line)} bytes")
     try:
         header = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptObjectError(f"{key}: the header line is not JSON ({error})") from error
     if not isinstance(header, dict) or not isinstance(header.get("s3capture"), int):
         raise CorruptObjectError(f"{key}: not an s3capture object")

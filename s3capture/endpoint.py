@@ -2,19 +2,22 @@
 
 The rule of this module: a constructor checks settings and does nothing else; work runs in the threads of the runtime
 and is only awaited on the caller's event loop, whichever loop that is. So a cancelled await never stops a write
-halfway, and ``close`` waits for what is still under way, inside the operations' own deadlines.
+halfway, and ``close`` waits for what is still under way, inside the operations' own deadlines. An await ends with the
+operation's timeout even where the store keeps a socket alive without ever answering.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from typing import Any, TypedDict, TypeVar
 
-from s3capture.errors import ClosedError
+from s3capture.errors import ClosedError, StoreUnavailableError
 from s3capture.runtime import Runtime, shared
 from s3capture.settings import Settings
 from s3capture.stats import OpStats
@@ -23,6 +26,8 @@ from s3capture.store.base import Store
 _T = TypeVar("_T")
 
 _GRACE_S = 2.0
+_DRIVER_FIRST_S = 0.25
+"""How much longer than the driver the await is patient: the driver's own error says more."""
 
 
 class SettingsKwargs(TypedDict, total=False):
@@ -77,12 +82,16 @@ class Endpoint:
         self._closed = True
         if self._runtime_of is None or self._runtime_of[0] != os.getpid():
             return
-        with self._pending_lock:
-            pending = list(self._pending)
-        if pending:
-            bound = self.settings.op_timeout_s + self.settings.read_timeout_s + _GRACE_S
-            await asyncio.to_thread(wait_for_futures, pending, bound)
+        given = self.settings
+        until = time.monotonic() + given.op_timeout_s + given.mark_timeout_s + given.read_timeout_s + _GRACE_S
+        # What is under way may start more: a cancelled put that fails starts a mark.
+        while (pending := self._under_way()) and (left := until - time.monotonic()) > 0:
+            await asyncio.to_thread(wait_for_futures, pending, left)
         self._runtime_of = None
+
+    def _under_way(self) -> list[Future[Any]]:
+        with self._pending_lock:
+            return list(self._pending)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -98,6 +107,28 @@ class Endpoint:
         with self._pending_lock:
             self._pending.discard(future)
 
-    async def _result(self, future: Future[_T]) -> _T:
-        """Await ``future``; a cancelled await leaves it running."""
-        return await asyncio.shield(asyncio.wrap_future(self._track(future)))
+    async def _result(self, future: Future[_T], what: str, *, bounded: bool = True) -> _T:
+        """Await ``future``; a cancelled await leaves it running.
+
+        The driver ends an operation at its deadline, unless a single request never ends (a peer that drips, a read
+        timeout above the deadline). Then ``bounded`` ends the await, and the operation stays under way.
+        """
+        loop, limit = asyncio.get_running_loop(), self.settings.op_timeout_s + _DRIVER_FIRST_S
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: Future[_T]) -> None:
+            # A loop that was closed meanwhile has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+
+        self._track(future).add_done_callback(wake)
+        try:
+            async with asyncio.timeout(limit if bounded else None):
+                await waiter
+        except TimeoutError:
+            if not future.done():
+                raise StoreUnavailableError(
+                    f"{what}: no answer within {self.settings.op_timeout_s:g} s; the request is still under way and "
+                    "may yet be applied; the same call may be repeated"
+                ) from None
+        return future.result()

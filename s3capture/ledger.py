@@ -213,7 +213,7 @@ class S3CaptureLedger(Endpoint):
     async def _do(self, op: str, action: str, keys: LedgerKeys, make: Callable[[], Steps[_T]]) -> _T:
         what = f"{action} in the ledger of rollout {keys.rollout_id!r}, run {keys.of.run!r}"
         writes = op not in ("ledger.manifest", "ledger.has_rows", "ledger.resolve")
-        return await self._result(self._runtime.submit(op, what, make, writes=writes))
+        return await self._result(self._runtime.submit(op, what, make, writes=writes), what)
 
     async def _settle(self, op: str, keys: LedgerKeys, row: LedgerRow) -> bool:
         return await self._do(op, f"{row.kind} of call {row.call!r}", keys, lambda: steps.settle_call(keys, row))

@@ -77,7 +77,10 @@ class S3LineageResolver(Endpoint):
         def run(deadline: float, tally: Tally) -> LineageResolution:
             return _Resolution(self, keys, deadline, tally).resolve(fingerprint, items)
 
-        return await self._result(self._runtime.work("resolve", run))
+        return await self._result(self._runtime.work("resolve", run), self._what(rollout))
+
+    def _what(self, rollout: str) -> str:
+        return f"resolve in rollout {rollout!r}, run {self.settings.run!r}"
 
     async def close(self) -> None:
         """Let go of the memory and the store. Idempotent; there is never pending work to flush."""
@@ -92,7 +95,8 @@ class _Resolution:
         self._matcher = of._matcher
         self._cache = of._cache
         self._keys = keys
-        self._what = f"resolve in rollout {keys.rollout_id!r}, run {keys.of.run!r}"
+        self._what = of._what(keys.rollout_id)
+        self._held: dict[str, _Held] = {}
         driver = of._runtime.driver
         self._run: Callable[[Any], Any] = lambda steps: driver.run(
             steps, deadline=deadline, what=self._what, tally=tally
@@ -105,11 +109,8 @@ class _Resolution:
         stamps: dict[str, str] = {}
         for candidate in found:
             stamps[candidate.segment] = candidate.stamp
-            held = self._cache.get(self._keys, candidate.segment)
             if candidate.body is None:
-                if held is None:  # evicted since the listing was answered
-                    return self._unresolved(UNREADABLE)
-                facts.append(held.facts)
+                facts.append(self._held[candidate.segment].facts)
                 continue
             try:
                 entry = _entry(self._keys, candidate.segment, candidate.body)
@@ -127,8 +128,8 @@ class _Resolution:
 
     def _resolved(self, call: str, read: dict[str, TokenEntry], stamps: dict[str, str]) -> LineageResolution:
         segment = escape(call)
-        held = self._cache.get(self._keys, segment)
-        if segment not in read and held is not None:
+        held = self._held.get(segment)
+        if held is not None:
             digest, tokens = held.facts.digest or "", held.tokens
         else:
             entry = read[segment]
@@ -143,8 +144,12 @@ class _Resolution:
         return LineageResolution(ParentResolutionStatus.RESOLVED, match)
 
     def _is_held(self, segment: str, stamp: str) -> bool:
+        """Whether memory answers for a call; what it says now is kept, since it may be evicted at any moment."""
         held = self._cache.get(self._keys, segment)
-        return held is not None and held.stamp == stamp
+        if held is None or not stamp or held.stamp != stamp:
+            return False
+        self._held[segment] = held
+        return True
 
     def _unresolved(self, reason: str) -> LineageResolution:
         return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=reason)
@@ -153,6 +158,8 @@ class _Resolution:
         """The cumulative tokens of ``entry``, verified by digest; raise ``_BrokenChainError``."""
         if not entry.prompt_is_delta:
             return _verified(entry, (*entry.prompt_token_ids, *entry.generation_token_ids))
+        if not entry.digest:
+            raise _BrokenChainError("its record has no digest, so tokens rebuilt from a delta chain prove nothing")
         parent = self._cache.get(self._keys, escape(entry.parent_call_id or ""))
         if parent is not None:
             try:

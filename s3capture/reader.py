@@ -32,7 +32,7 @@ class Reader:
     """
 
     def __init__(
-        self, store: Store, *, patience_s: float = 30.0, first_patience_s: float = 5.0, width: int = 16
+        self, store: Store, *, patience_s: float = 30.0, first_patience_s: float = 3.0, width: int = 16
     ) -> None:
         self.store = store
         self._patience_s, self._first_patience_s = patience_s, first_patience_s

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from s3capture.effects import Steps
@@ -45,10 +44,15 @@ async def remove_each(
     """
     batch, runtime, run = validate_batch(rollout_ids), endpoint._runtime, endpoint.settings.run
 
-    def start(rollout: str) -> Future[_R]:
-        return runtime.submit(op, f"{op} of rollout {rollout!r}, run {run!r}", lambda: steps(rollout))
+    # The clock of an operation runs while it waits for a thread, so a rollout is started when there is one for it.
+    room = asyncio.Semaphore(endpoint.settings.max_concurrency)
 
-    results = await asyncio.gather(*(endpoint._result(start(rollout)) for rollout in batch), return_exceptions=True)
+    async def remove(rollout: str) -> _R:
+        what = f"{op} of rollout {rollout!r}, run {run!r}"
+        async with room:
+            return await endpoint._result(runtime.submit(op, what, lambda: steps(rollout)), what)
+
+    results = await asyncio.gather(*(remove(rollout) for rollout in batch), return_exceptions=True)
     done: list[tuple[str, Removed]] = []
     failed: list[tuple[str, BaseException]] = []
     for rollout, result in zip(batch, results, strict=True):

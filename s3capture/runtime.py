@@ -52,7 +52,10 @@ class Runtime:
         self._ops = ThreadPoolExecutor(width, "s3capture-op")
         self._effects = ThreadPoolExecutor(width, "s3capture-io")
         # Marks have threads of their own, so that a queue of stuck puts cannot delay the call for help.
+        # Three pools, since each waits for the next: a pool whose tasks wait for tasks of their own can fill up with
+        # waiters and stand still for ever.
         self._marks = ThreadPoolExecutor(_MARK_THREADS, "s3capture-mark")
+        self._mark_attempts = ThreadPoolExecutor(_MARK_THREADS, "s3capture-mark-try")
         self._mark_effects = ThreadPoolExecutor(_MARK_THREADS, "s3capture-mark-io")
         self.driver = Driver(self.store, self._effects)
         self.spilling = Spilling(
@@ -66,7 +69,7 @@ class Runtime:
         self._probed = False
         self._begun_lock = threading.Lock()
         self._begun: OrderedDict[tuple[str, str], None] = OrderedDict()
-        pools = (self._ops, self._effects, self._marks, self._mark_effects)
+        pools = (self._ops, self._effects, self._marks, self._mark_attempts, self._mark_effects)
         self._finalizer = weakref.finalize(self, _shut_down, pools, self.store)
 
     # -- who acts -----------------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ class Runtime:
             Driver(self.store, self._mark_effects).run(make(), deadline=deadline, what=what, tally=tally)
 
         def run(tally: Tally) -> None:
-            if self.spilling.mark(lambda: self._mark_effects.submit(attempt, tally), deadline, spill):
+            if self.spilling.mark(lambda: self._mark_attempts.submit(attempt, tally), deadline, spill):
                 self.spilling.succeeded()
 
         return self._marks.submit(self._measured, "mark_incomplete", run)

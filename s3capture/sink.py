@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Unpack
+from typing import Unpack
 
 from s3capture import codec
 from s3capture.effects import Steps
 from s3capture.endpoint import Endpoint, SettingsKwargs
-from s3capture.errors import CaptureError, SpillError, TokenCaptureFrozenError, UnstorableValueError
+from s3capture.errors import SpillError, TokenCaptureFrozenError, UnstorableValueError
 from s3capture.ids import validate_call_id, validate_rollout_id
 from s3capture.protocol import bodies, writing
 from s3capture.records import EngineRefusal, ParentResolutionStatus, TokenEntry, check_entry
@@ -55,7 +54,8 @@ class S3TokenSink(Endpoint):
             if (yield from writing.begin_call(keys, call, runtime.origin())):
                 runtime.grant(rollout, call)
 
-        await self._result(runtime.submit("begin_call", self._what("begin", rollout, call), steps))
+        what = self._what("begin", rollout, call)
+        await self._result(runtime.submit("begin_call", what, steps), what)
 
     async def put(self, entry: TokenEntry) -> None:
         """Store one record; one round trip for a call that this process began, two otherwise.
@@ -77,7 +77,8 @@ class S3TokenSink(Endpoint):
             outcome = bodies.entry(keys, call, payload, fingerprint=fingerprint, by=runtime.by)
             return writing.put_outcome(keys, outcome, runtime.origin(), owned=owned)
 
-        await self._finish_alone(rollout, call, runtime.submit("put", self._what("put", rollout, call), steps))
+        what = self._what("put", rollout, call)
+        await self._finish_alone(rollout, call, runtime.submit("put", what, steps), what)
 
     async def record_engine_refusal(
         self,
@@ -105,12 +106,11 @@ class S3TokenSink(Endpoint):
         )
         runtime.use_grant(rollout, call)
         outcome = bodies.refusal(keys, call, record.model_dump(), by=runtime.by)
+        what = self._what("refusal", rollout, call)
         future = runtime.submit(
-            "record_engine_refusal",
-            self._what("refusal", rollout, call),
-            lambda: writing.put_outcome(keys, outcome, origin, owned=False),
+            "record_engine_refusal", what, lambda: writing.put_outcome(keys, outcome, origin, owned=False)
         )
-        await self._finish_alone(rollout, call, future)
+        await self._finish_alone(rollout, call, future, what)
 
     async def refuse_call(self, rollout_id: str, *, model_call_id: str, code: str | None) -> None:
         """``record_engine_refusal`` under the name that one public revision of the contract gives it."""
@@ -125,7 +125,9 @@ class S3TokenSink(Endpoint):
         """
         self._check_open()
         rollout, call = validate_rollout_id(rollout_id), validate_call_id(model_call_id)
-        await self._result(self._mark(rollout, call, "marked by the caller"))
+        # Never bounded by op_timeout_s: a mark ends by itself soon after mark_timeout_s, in the bucket or on disk.
+        what = self._what("mark", rollout, call)
+        await self._result(self._mark(rollout, call, "marked by the caller"), what, bounded=False)
 
     def _mark(self, rollout: str, call: str, reason: str) -> Future[None]:
         runtime = self._runtime
@@ -148,38 +150,52 @@ class S3TokenSink(Endpoint):
                 )
             )
 
-        return runtime.mark(
-            self._what("mark", rollout, call),
-            lambda: writing.mark_incomplete(keys, call, origin.nonce, body),
-            spill,
-        )
+        def steps() -> Steps[None]:
+            return writing.mark_incomplete(keys, call, origin.nonce, body)
 
-    async def _finish_alone(self, rollout: str, call: str, future: Future[None]) -> None:
+        try:
+            return runtime.mark(self._what("mark", rollout, call), steps, spill)
+        except RuntimeError:  # the interpreter is shutting down and takes no more work: the disk still does
+            spill("the process was ending")
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+    async def _finish_alone(self, rollout: str, call: str, future: Future[None], what: str) -> None:
         """Await a write; when the caller is cancelled, see it through and mark the rollout should it fail."""
         try:
-            await self._result(future)
+            await self._result(future, what)
         except asyncio.CancelledError:
-            future.add_done_callback(self._after_cancel(rollout, call))
+            self._see_through(rollout, call, future)
             raise
 
-    def _after_cancel(self, rollout: str, call: str) -> Callable[[Future[Any]], None]:
-        def judge(future: Future[Any]) -> None:
-            error = future.exception()
+    def _see_through(self, rollout: str, call: str, future: Future[None]) -> None:
+        # Under way until the verdict is: between the failure of the write and the start of its mark, a ``close`` that
+        # waited for either alone would let the process end.
+        verdict: Future[None] = self._track(Future())
+
+        def judge(write: Future[None]) -> None:
+            error = write.exception()
             if error is None or isinstance(error, TokenCaptureFrozenError):
+                verdict.set_result(None)
                 return
             _log.warning("run %s, rollout %r, call %r: a cancelled write failed: %s; marking the rollout",
                          self.settings.run, rollout, call, error)  # fmt: skip
-            self._track(self._mark(rollout, call, f"a cancelled write failed: {error}")).add_done_callback(
-                lambda mark: self._report_lost(rollout, call, mark)
-            )
+            try:
+                mark = self._mark(rollout, call, f"a cancelled write failed: {error}")
+            except SpillError as lost:
+                mark = Future()
+                mark.set_exception(lost)
+            mark.add_done_callback(report)
 
-        return judge
+        def report(mark: Future[None]) -> None:
+            error = mark.exception()
+            if error is not None and not isinstance(error, TokenCaptureFrozenError):
+                _log.error("run %s, rollout %r, call %r: the write failed and so did its mark: %s",
+                           self.settings.run, rollout, call, error)  # fmt: skip
+            verdict.set_result(None)
 
-    def _report_lost(self, rollout: str, call: str, mark: Future[None]) -> None:
-        error = mark.exception()
-        if isinstance(error, (SpillError, CaptureError)) and not isinstance(error, TokenCaptureFrozenError):
-            _log.error("run %s, rollout %r, call %r: the write failed and so did its mark: %s",
-                       self.settings.run, rollout, call, error)  # fmt: skip
+        future.add_done_callback(judge)
 
     def _check_size(self, payload: codec.Payload, rollout: str, call: str) -> None:
         if len(payload.data) > self.settings.max_object_bytes:

@@ -20,7 +20,7 @@ from s3capture.ids import validate_rollout_id
 from s3capture.keys import RolloutKeys
 from s3capture.protocol import bodies, freezing, retiring
 from s3capture.protocol.freezing import FrozenRollout
-from s3capture.protocol.retiring import Removal
+from s3capture.protocol.retiring import Dropped, Removal
 from s3capture.protocols import RolloutRemoval, TokenCaptureSnapshot
 from s3capture.records import EngineRefusal, TokenEntry
 from s3capture.removal import remove_each, report_left
@@ -63,13 +63,9 @@ class S3TokenSource(Endpoint):
         self._check_open()
         runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
         keys = runtime.rollout(rollout)
+        what = self._what("freeze", rollout)
         return await self._result(
-            runtime.submit(
-                "freeze",
-                self._what("freeze", rollout),
-                lambda: freezing.freeze(keys, runtime.origin()),
-                drains=rollout,
-            )
+            runtime.submit("freeze", what, lambda: freezing.freeze(keys, runtime.origin()), drains=rollout), what
         )
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
@@ -81,14 +77,12 @@ class S3TokenSource(Endpoint):
         self._check_open()
         runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
         keys, keep = runtime.rollout(rollout), self.settings.retention == "keep"
-        dropped = await self._result(
-            runtime.submit(
-                "drop",
-                self._what("drop", rollout),
-                lambda: retiring.drop(keys, snapshot_id, version, runtime.origin(), keep=keep),
-                drains=rollout,
-            )
-        )
+        what = self._what("drop", rollout)
+
+        def steps() -> Steps[Dropped]:
+            return retiring.drop(keys, snapshot_id, version, runtime.origin(), keep=keep)
+
+        dropped = await self._result(runtime.submit("drop", what, steps, drains=rollout), what)
         if dropped.left:
             report_left(self.settings.run, rollout, "drop", dropped.left)
         if not dropped.retired:

@@ -45,7 +45,7 @@ class GymMatcher:
 
 
 def run_kit(settings: dict[str, Any], *, memory: bool, strangers: bool) -> list[str]:
-    """Run the kit and return what passed; with ``strangers`` no two endpoints share a runtime, as in other processes."""
+    """Run the kit and return what passed; with ``strangers`` no two endpoints share a runtime."""
     shared: dict[str, Any] = {"store": MemoryStore()} if memory else {}
     number = itertools.count()
 

@@ -67,8 +67,7 @@ def _body(call: str = "c1", **fields: Any) -> bytes:
 # Lost replies
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "hang"])
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("how", "times"), [("close", 3), ("reset", 1), ("hang", 1)])
 def test_a_lost_reply_is_no_conflict(s3: FakeS3, given: dict[str, Any], how: str, times: int) -> None:
     """A create that was applied and whose reply was lost meets its own success as 412 and is acknowledged."""
     s3.script(on("PutObject", CALL), LoseReply(how), times=times)
@@ -183,7 +182,7 @@ def test_a_refused_create_is_judged_by_what_is_stored(
     assert _frozen(given) == ["c1"]
 
 
-@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("times", [1, 4])
 def test_contention_that_passes(s3: FakeS3, given: dict[str, Any], times: int) -> None:
     """409 is asked again until it is answered: one object, no conflict."""
     s3.script(on("PutObject", CALL), Reply(409, "ConditionalRequestConflict"), times=times)
@@ -216,14 +215,16 @@ def test_a_false_412(s3: FakeS3, given: dict[str, Any], times: int | None) -> No
         assert not [key for key in s3.objects if "/call/" in key]
 
 
-@pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ServiceUnavailable"])
-@pytest.mark.parametrize("operation", ["PutObject", "GetObject", "ListObjectsV2"])
+@pytest.mark.parametrize(
+    ("code", "operation"),
+    [("SlowDown", "PutObject"), ("InternalError", "GetObject"), ("ServiceUnavailable", "ListObjectsV2")],
+)
 def test_a_store_that_asks_for_patience(s3: FakeS3, given: dict[str, Any], code: str, operation: str) -> None:
     """Throttles and passing failures of any request delay a put and a freeze; they change nothing else."""
     sink = S3TokenSink(**given)
     asyncio.run(sink.put(entry("c0")))
     status = 500 if code == "InternalError" else 503
-    s3.script(on(operation), Reply(status, code), times=3)
+    s3.script(on(operation), Reply(status, code), times=2)
     asyncio.run(sink.put(entry()))
     assert sorted(_frozen(given)) == ["c0", "c1"]
 
@@ -239,16 +240,24 @@ def _drip(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "read_timeout_s"),
-    [(LoseReply("hang"), 0.4), (LoseReply("hang"), 300.0), (_drip, 0.4)],
-    ids=["read times out", "read would not time out", "drips"],
+    ("operation", "behaviour", "read_timeout_s"),
+    [
+        ("put", LoseReply("hang"), 0.4),
+        ("put", LoseReply("hang"), 300.0),
+        ("put", _drip, 0.4),
+        ("begin_call", _drip, 0.4),
+        ("freeze", LoseReply("hang"), 300.0),
+        ("drop", _drip, 0.4),
+        ("retire", LoseReply("hang"), 300.0),
+        ("retire", LoseReply("hang"), 0.4),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
 )
-@pytest.mark.parametrize("operation", ["begin_call", "put", "freeze", "drop", "retire"])
 def test_a_hanging_store_ends_in_an_error(
     s3: FakeS3, given: dict[str, Any], behaviour: Any, read_timeout_s: float, operation: str
 ) -> None:
     """Whatever way a store has of not answering, the operation ends within its own timeout, by name."""
-    given |= {"read_timeout_s": read_timeout_s, "op_timeout_s": 1.0}
+    given |= {"read_timeout_s": read_timeout_s, "op_timeout_s": 0.8}
     sink, source = S3TokenSink(**given), S3TokenSource(**given)
     asyncio.run(sink.put(entry("c0")))
     s3.script(on("*", "*/attempts/*"), behaviour, times=None)
@@ -268,7 +277,7 @@ def test_a_hanging_store_ends_in_an_error(
         asyncio.run(bounded())
 
 
-def test_a_refused_connection(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_refused_connection(tmp_path: Path) -> None:
     """Without any server a put is an error that says so, within the operation's timeout."""
     with FakeS3() as gone:
         nowhere = on_fake(gone, tmp_path, op_timeout_s=0.5)
@@ -510,7 +519,7 @@ def test_answers_come_in_the_order_of_the_batch() -> None:
     """However the effects of a batch finish, the answers line up with them."""
     store = MemoryStore()
     store.overwrite("old", b"x")
-    effects = [Create("old", b""), Get("none"), Create("new", b""), Delete(("old",))]
+    effects = [Create("old", b""), Get("none"), Create("new", b""), Delete(("gone",))]
     assert _drive(store, _once(*effects)) == (Exists(), Absent(), Created(), Deleted())
 
 

@@ -1,8 +1,8 @@
 """The worker processes: started, spoken to one job at a time, replaced when killed, and gone at the end.
 
-The rule of this module: nothing waits without a bound, and no worker outlives the crew. A worker has at most one job, and
-its reply is far smaller than a pipe's buffer, so neither side can block the other; a worker that dies is noticed
-by the end of its pipe, at once.
+The rule of this module: nothing waits without a bound, and no worker outlives the crew. A worker has at most one job,
+and its reply is far smaller than a pipe's buffer, so neither side can block the other; a worker that dies is
+noticed by the end of its pipe, at once.
 """
 
 from __future__ import annotations

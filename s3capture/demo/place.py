@@ -1,8 +1,8 @@
 """Where a demo is played: an embedded server of its own, or a bucket that the user names.
 
 The rule of this module: a place is asked before anything is played whether it answers, takes our credentials, honours
-create-if-absent and holds nothing under the run's name; and what was set up here (server, environment, spill directory) is
-gone when the place is left, however it is left.
+create-if-absent and holds nothing under the run's name; and what was set up here (server, environment, spill directory)
+is gone when the place is left, however it is left.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from s3capture.effects import Create
 from s3capture.errors import SettingsError
 from s3capture.local import EmbeddedServer
 from s3capture.settings import Settings
 from s3capture.source import S3TokenSource
 
 EMBEDDED_BUCKET = "s3capture-demo"
-_PATIENCE_S = 8.0
-
-__all__ = ["EMBEDDED_BUCKET", "Create", "Place", "check", "open_place"]
+_PROBE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +104,16 @@ def _credentials_of(server: EmbeddedServer) -> Iterator[None]:
 
 
 async def check(place: Place, source: S3TokenSource) -> None:
-    """Raise unless the place can be played on: a ``StoreError`` of the right kind, or ``SettingsError`` for a used run."""
+    """Raise unless the place can be played on: a ``StoreError`` that says why, or ``SettingsError`` for a used run."""
     await asyncio.to_thread(_check, place, source)
 
 
 def _check(place: Place, source: S3TokenSource) -> None:
-    from s3capture.effects import List, Listed  # noqa: PLC0415
-
     runtime = source._runtime
-    deadline = time.monotonic() + _PATIENCE_S
-    del List, Listed, deadline
+    # Asked once, not until a deadline: a person who mistyped the endpoint should not wait for patience to run out.
     if runtime.store.list_folders(runtime.keys.attempts):
         raise SettingsError(
-            f"run {place.run!r} in {place.url} holds records already, and rollout ids repeat in every run; choose another "
-            "--run, or leave it out"
+            f"run {place.run!r} in {place.url} holds records already, and a demo needs fresh rollout ids; choose "
+            "another --run, or leave it out"
         )
+    runtime._ensure_probed(time.monotonic() + _PROBE_S)

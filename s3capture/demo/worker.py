@@ -64,8 +64,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a job. ``digest`` and ``raw_bytes`` are of the payload handed to ``put``.
+    """What came of a job.
 
+    ``digest`` and ``raw_bytes`` are of the payload handed to ``put``, ``stored_prompt`` counts its prompt tokens.
     ``stats`` holds what the operations since the last reply cost; ``log`` what the library had to say meanwhile.
     """
 
@@ -73,6 +74,7 @@ class Reply:
     decision: Decision | None
     digest: str
     raw_bytes: int
+    stored_prompt: int
     stats: dict[str, OpStats]
     log: tuple[str, ...]
 
@@ -129,8 +131,8 @@ class _Worker:
             except Exception as error:  # noqa: BLE001 - whatever it is, the conductor must hear of it
                 failure = Failure(act, type(error).__name__, str(error)[:_MESSAGE_LIMIT])
                 break
-        digest, raw_bytes = _payload(entry)
-        return Reply(failure, decision, digest, raw_bytes, self._costs.since_last(), self._log.take())
+        digest, raw_bytes, stored_prompt = _payload(entry)
+        return Reply(failure, decision, digest, raw_bytes, stored_prompt, self._costs.since_last(), self._log.take())
 
     async def _resolve(self, job: Job) -> Decision:
         resolution = await self._resolver.resolve(job.rollout_id, job.request.items)
@@ -169,8 +171,8 @@ async def _perform(act: Act, sink: S3TokenSink, job: Job, decision: Decision | N
         await sink.mark_incomplete(rollout, call)
 
 
-def _payload(entry: TokenEntry | None) -> tuple[str, int]:
+def _payload(entry: TokenEntry | None) -> tuple[str, int, int]:
     if entry is None:
-        return "", 0
+        return "", 0, 0
     payload = entry_payload(entry)
-    return payload.digest, len(payload.data)
+    return payload.digest, len(payload.data), len(entry.prompt_token_ids)

@@ -25,12 +25,13 @@ REFUSAL_CODE = "context_length_exceeded"
 _MODEL = "demo-policy"
 _START = 1_750_000_000.0  # seconds since the epoch; not today, so that two runs of one seed are the same
 _TASKS, _PER_TASK = 6, 4
-_WORDS = (
+_PROSE = (
     "check read write open close count parse split merge sort index cache retry token value field error "
     "branch commit test build path file line loop guard lock queue batch shard key hash digest limit bound "
-    "first last next other same late early empty full fast slow safe plain small large the a of in on with and then so "
-    "because this that each every no only still again here there now look try keep drop move find fix run"
-).split()
+    "first last next other same late early empty full fast slow safe plain small large the a of in on with and "
+    "then so because this that each every no only still again here there now look try keep drop move find fix run"
+)
+_WORDS = _PROSE.split()
 _TOOLS = ("read_file", "search", "edit_file", "run_tests", "list_folder")
 
 

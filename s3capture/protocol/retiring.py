@@ -150,7 +150,8 @@ def _delete(doomed: list[str]) -> Steps[tuple[tuple[str, str], ...]]:
 def delete(keys: RolloutKeys) -> Steps[Removal]:
     """Remove everything of the rollout, so that its id reads as unused; records first, the announcement last.
 
-    Whoever dies on the way leaves a rollout that still refuses writes, and deleting again finishes.
+    Whoever dies on the way leaves a rollout that refuses writes for as long as anything but the announcement is left,
+    and deleting again finishes.
     """
     answers = yield (List(keys.base), List(keys.lineage_base))
     seen = rows(keys, answers[0])

@@ -41,7 +41,9 @@ def put_outcome(keys: RolloutKeys, outcome: Outcome, origin: Origin, *, owned: b
     key = keys.call(outcome.call)
     effects: list[Effect] = [Create(key, outcome.body)]
     if outcome.fingerprint:
-        effects.append(Create(keys.lineage_call(outcome.fingerprint, outcome.call), b""))
+        # The marker's content tells one use of a call id from the next: a LIST shows only its time, to the second, and
+        # its ETag, and a resolver that holds the call in memory has nothing else to notice an id deleted and reused.
+        effects.append(Create(keys.lineage_call(outcome.fingerprint, outcome.call), outcome.identity.encode()))
     for _ in range(PATIENCE):
         answers = yield tuple(effects)
         made = answers[0]

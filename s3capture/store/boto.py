@@ -129,16 +129,18 @@ class BotoStore:
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return every key under ``prefix`` once, in no order, over all pages.
 
-        ``stamp`` is the time of the last change and the ETag, as far as the store sends them; ``size`` is 0
-        if it sends none. One request for each page; an error on any page fails the whole LIST.
+        ``stamp`` is the time of the last change and the ETag, empty if the store sends no ETag: times are to the
+        second, in which a key may be deleted and made anew. ``size`` is 0 if it sends none. One request for each
+        page; an error on any page fails the whole LIST.
         """
         rows: dict[str, ObjectInfo] = {}
         for page in self._pages(prefix):
             for item in page.get("Contents", ()):
                 key = item["Key"]
                 changed = item.get("LastModified")
-                stamp = f"{changed.isoformat() if changed else ''}/{item.get('ETag') or ''}"
-                rows[key] = ObjectInfo(key, item.get("Size") or 0, "" if stamp == "/" else stamp)
+                etag = item.get("ETag")
+                stamp = f"{changed.isoformat() if changed else ''}/{etag}" if etag else ""
+                rows[key] = ObjectInfo(key, item.get("Size") or 0, stamp)
         return [*rows.values()]
 
     def list_folders(self, prefix: str) -> Sequence[str]:

@@ -127,7 +127,7 @@ def _thresholds(load: plan.Load, number: int) -> dict[str, float]:
     due: dict[str, float] = {}
     for rollout in load.names:
         draw = random.Random(f"{load.seed}/{rollout}/consumers")
-        moment = 1.8 * load.calls * draw.betavariate(4, 1)
+        moment = 1.8 * load.calls * draw.betavariate(1.2, 1.6)
         # Two in five are frozen by every consumer, at the same moment: the race for the one decision.
         if draw.random() < 0.4 or draw.randrange(load.consumers) == number:
             due[rollout] = moment

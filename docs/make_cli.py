@@ -1,16 +1,20 @@
 """Write docs/cli.md from the commands themselves: ``python docs/make_cli.py``.
 
 The rule of this script: what a command takes is read from its definition, and only the JSON is described by hand, in
-``cli_json.md``; tests hold both to the code. It reads attributes that every version of typer has, not its rendered
-help, so that the page does not change with typer.
+``cli_json.md``; tests hold both to the code. It reads signatures, not typer's rendered help, which changes with typer.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "cli.md"
@@ -20,78 +24,80 @@ _HEAD = """# The command line
 
 <!-- Made by docs/make_cli.py from the commands and from cli_json.md: change those, and run it. -->
 
-Data goes to stdout and talk to stderr, so that output can be piped. Credentials are boto3's own chain: environment, profile,
-role. `--debug` stands before the command: `s3capture --debug ls ...`.
+Data goes to stdout and talk to stderr, so that output can be piped. Credentials are boto3's own chain: environment,
+profile, role. `--debug` stands before the command: `s3capture --debug ls ...`.
 
 | exit status | meaning |
 |---|---|
 | 0 | done, and nothing bad was found |
-| 1 | something is bad: damaged data, a breached invariant, a failed check, a mark that cannot be published, nothing to show |
+| 1 | something is bad: damaged data, a breached invariant, a failed check, a mark left behind, nothing to show |
 | 2 | could not run: usage, settings, address, credentials, bucket, or a store that cannot hold captures |
 | 3 | a bug in s3capture |
 | 130 | interrupted by Ctrl-C |
 | 141 | the reader of stdout went away, as in `s3capture ls ... \\| head` |
 
-Every error is one line, `s3capture: <what happened, and what to do>`. [errors.md](errors.md) lists the kinds behind them.
+Every error is one line, `s3capture: <what happened, and what to do>`. [errors.md](errors.md) lists the kinds.
 """
 
 
 def page() -> str:
     """Return the page as it should be."""
     sys.path.insert(0, str(HERE.parent))
-    from typer.main import get_command  # noqa: PLC0415 - the path comes first
+    from s3capture.cli import app  # noqa: PLC0415 - the path comes first
 
-    from s3capture.cli import app  # noqa: PLC0415
-
-    parts = [_HEAD, *_sections(get_command(app), "s3capture"), JSON_PART.read_text("utf-8")]
+    parts = [_HEAD, *_sections(app, "s3capture"), JSON_PART.read_text("utf-8")]
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
-def _sections(command: Any, name: str) -> list[str]:
-    found: list[str] = []
-    commands = getattr(command, "commands", None)
-    if commands is None:
-        found.append(_section(command, name))
-    for child in commands or ():
-        found += _sections(commands[child], f"{name} {child}")
+def _sections(app: typer.Typer, name: str) -> list[str]:
+    found = [
+        _section(command.callback, f"{name} {command.name or command.callback.__name__}")
+        for command in app.registered_commands
+        if command.callback is not None
+    ]
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            found += _sections(group.typer_instance, f"{name} {group.name}")
     return found
 
 
-def _section(command: Any, name: str) -> str:
-    params = [param for param in command.params if param.name != "help"]
-    arguments = [param for param in params if param.param_type_name == "argument"]
-    usage = " ".join(_argument(param) for param in arguments)
-    rows = [f"| `{_argument(param)}` | {_meaning(param)} |" for param in arguments]
-    rows += [f"| `{_option(param)}` | {_meaning(param)} |" for param in params if param.param_type_name == "option"]
-    table = "\n".join(["| | |", "|---|---|", *rows]) if rows else "It takes no options."
-    text = inspect.cleandoc(command.help or "")
-    return f"## `{name}`\n\n```\n{f'{name} [OPTIONS] {usage}'.strip()}\n```\n\n{text}\n\n{table}\n"
+def _section(function: Callable[..., Any], name: str) -> str:
+    hints = get_type_hints(function, include_extras=True)
+    arguments, options = [], []
+    for param in inspect.signature(function).parameters.values():
+        kind, info = get_args(hints[param.name])
+        given = "" if param.default is inspect.Parameter.empty else param.default
+        required = param.default is inspect.Parameter.empty
+        if isinstance(info, ArgumentInfo):
+            word = (info.metavar or param.name.upper()).strip("[]")
+            arguments.append((word if required else f"[{word}]", _meaning(info, "", required=False)))
+        else:
+            options.append((_option(info, param.name, kind), _meaning(info, given, required=required)))
+    usage = " ".join([name, *(word for word, _ in arguments), "[OPTIONS]" if options else ""]).strip()
+    rows = "\n".join(f"| `{word}` | {meaning} |" for word, meaning in [*arguments, *options])
+    return f"## `{name}`\n\n`{usage}`\n\n{inspect.cleandoc(function.__doc__ or '')}\n\n| | |\n|---|---|\n{rows}\n"
 
 
-def _argument(param: Any) -> str:
-    name = (param.metavar or param.name.upper()).strip("[]{}")
-    return name if param.required else f"[{name}]"
-
-
-def _option(param: Any) -> str:
-    names = ", ".join([*param.opts, *param.secondary_opts])
-    if param.is_flag:
+def _option(info: OptionInfo, name: str, kind: Any) -> str:
+    # In an annotation, typer's first positional argument is a name as well.
+    given = [part for part in (info.default, *(info.param_decls or ())) if isinstance(part, str) and part[:1] == "-"]
+    names = ", ".join(given or ["--" + name.replace("_", "-")])
+    kinds = [part for part in (get_args(kind) or (kind,)) if part is not type(None)]
+    if kinds == [bool]:
         return names
-    choices = getattr(param.type, "choices", None)
-    kind = "|".join(map(str, choices)) if choices else param.metavar or param.type.name.upper()
-    return f"{names} {kind}"
+    if isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+        return f"{names} {' or '.join(item.value for item in kinds[0])}"
+    words = {int: "NUMBER", Path: "PATH"}
+    return f"{names} {info.metavar or words.get(kinds[0], 'TEXT')}"
 
 
-def _meaning(param: Any) -> str:
-    text = (param.help or "").replace("|", "\\|")
-    notes = []
-    if param.required and param.param_type_name == "option":
-        notes.append("required")
-    if param.default not in (None, False, (), []) and not param.required and not callable(param.default):
-        notes.append(f"default `{param.default}`")
-    if param.envvar:
-        notes.append(f"environment: `{param.envvar}`")
-    return f"{text} ({'; '.join(notes)})" if notes else text
+def _meaning(info: OptionInfo | ArgumentInfo, given: Any, *, required: bool) -> str:
+    notes = ["required"] if required else []
+    if given is not None and given is not False and given != "":
+        notes.append(f"default `{given}`")
+    if info.envvar:
+        notes.append(f"environment: `{info.envvar}`")
+    return f"{info.help or ''} ({'; '.join(notes)})" if notes else info.help or ""
 
 
 if __name__ == "__main__":

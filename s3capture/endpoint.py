@@ -116,10 +116,14 @@ class Endpoint:
         loop, limit = asyncio.get_running_loop(), self.settings.op_timeout_s + _DRIVER_FIRST_S
         waiter: asyncio.Future[None] = loop.create_future()
 
+        def answer() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
         def wake(_: Future[_T]) -> None:
             # A loop that was closed meanwhile has nobody left who waits.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+                loop.call_soon_threadsafe(answer)
 
         self._track(future).add_done_callback(wake)
         try:

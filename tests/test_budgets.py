@@ -153,7 +153,7 @@ def test_drop(bench: Bench, length: int) -> None:
     """A drop decides in 4 trips and 5 requests; deleting behind the decision adds a fixed number of trips."""
     bench.fill(length)
     snapshot = asyncio.run(bench.source.freeze(ROLLOUT))
-    exact = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
+    exact: dict[str, Any] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
     assert bench.cost(bench.source.drop(ROLLOUT, snapshot_id="other", version=1)) == (1, 2)
     keeping = S3TokenSource(**{**bench.settings, "retention": "keep"})
     before = bench.wire()
@@ -169,7 +169,7 @@ def test_drop_with_deletes(bench: Bench, length: int) -> None:
     """Seals are told apart, lineage is listed, everything is deleted: 3 trips more at any length."""
     bench.fill(length)
     snapshot = asyncio.run(bench.source.freeze(ROLLOUT))
-    exact = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
+    exact: dict[str, Any] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
     trips, requests = bench.cost(bench.source.drop(ROLLOUT, **exact))
     assert trips == 4 + 3
     assert requests <= 5 + length + 2

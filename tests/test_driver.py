@@ -86,7 +86,7 @@ def test_a_lost_reply_of_any_write(s3: FakeS3, given: dict[str, Any], step: str)
     """Every write may lose the reply of every create, and stores what it would have stored."""
     s3.script(on("PutObject", "*/attempts/*"), LoseReply())
     sink = S3TokenSink(**given)
-    operation = {
+    operation: Callable[[], Any] = {
         "begin_call": lambda: sink.begin_call(ROLLOUT, "c1"),
         "record_engine_refusal": lambda: sink.record_engine_refusal(ROLLOUT, model_call_id="c1", code="x"),
         "mark_incomplete": lambda: sink.mark_incomplete(ROLLOUT, "c1"),
@@ -169,7 +169,7 @@ def test_a_refused_create_is_judged_by_what_is_stored(
 
     def refuse(exchange: Exchange) -> None:
         if stored != "nothing":
-            mine = {} if stored == "ours" else {"prompt_token_ids": [1, 2, 9]}
+            mine: dict[str, Any] = {} if stored == "ours" else {"prompt_token_ids": [1, 2, 9]}
             s3.objects[exchange.request.key] = _body(**mine)
         Reply(status, code)(exchange)
 
@@ -347,7 +347,7 @@ def _consume(given: dict[str, Any]) -> bool:
         await sink.put(answered("c1"))
         await sink.put(entry("c2"))
         snapshot = await source.freeze(ROLLOUT)
-        exact = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
+        exact: dict[str, Any] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
         first = await source.drop(ROLLOUT, **exact)
         assert await source.drop(ROLLOUT, **exact) is first
         return first
@@ -399,7 +399,7 @@ def test_a_partial_delete_is_finished_by_repeating(s3: FakeS3, given: dict[str, 
         await sink.put(answered("c1"))
         await sink.put(entry("c2"))
         snapshot = await source.freeze(ROLLOUT)
-        exact = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
+        exact: dict[str, Any] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
         (stubborn,) = [key for key in s3.objects if key.endswith("/call/c2")]
         s3.undeletable.add(stubborn)
         assert await source.drop(ROLLOUT, **exact)
@@ -519,7 +519,7 @@ def test_answers_come_in_the_order_of_the_batch() -> None:
     """However the effects of a batch finish, the answers line up with them."""
     store = MemoryStore()
     store.overwrite("old", b"x")
-    effects = [Create("old", b""), Get("none"), Create("new", b""), Delete(("gone",))]
+    effects: list[Effect] = [Create("old", b""), Get("none"), Create("new", b""), Delete(("gone",))]
     assert _drive(store, _once(*effects)) == (Exists(), Absent(), Created(), Deleted())
 
 

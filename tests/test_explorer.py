@@ -28,6 +28,7 @@ from s3capture.testing.explorer import (
     explore,
     run_alone,
 )
+from s3capture.testing.ledger_scenarios import ledger_scenarios
 from s3capture.testing.promises import PROMISES
 from s3capture.testing.scenarios import KNOWN_LIMIT, SHIPPED, Scripts, scenarios
 
@@ -60,6 +61,19 @@ CI_SCENARIOS = (
     "conflicting puts that live",
     "delete dies on the way",
 )
+LEDGER_SCENARIOS = (
+    "admission meets close",
+    "two admissions meet close",
+    "two closes meet an admission",
+    "paged close",
+    "record meets manifest",
+    "conflicting rows",
+    "refusal meets record",
+    "record meets retire",
+    "failure meets retire",
+    "close meets retire",
+    "two retires",
+)
 STEPS = ("begin_call", "put_outcome", "mark_incomplete", "freeze", "drop", "retire", "delete")
 
 
@@ -73,6 +87,7 @@ def show(report: Report) -> None:
 def test_no_scenario_is_missing() -> None:
     """The scenarios that CI explores are exactly those named here, so none can fall out unseen."""
     assert sorted(scenarios()) == sorted(CI_SCENARIOS)
+    assert sorted(ledger_scenarios()) == sorted(LEDGER_SCENARIOS)
     assert scenarios().keys() < scenarios(deep=True).keys()
 
 
@@ -83,6 +98,14 @@ def test_every_promise_holds_for_the_shipped_protocol(name: str) -> None:
     show(report)
     assert report.violation is None, str(report)
     assert report.ends > 1, "a scenario with one end explores nothing"
+
+
+@pytest.mark.parametrize("name", LEDGER_SCENARIOS)
+def test_every_promise_holds_for_the_shipped_ledger(name: str) -> None:
+    """No interleaving, crash or lost reply of a ledger's scenario breaks one of the ledger's promises."""
+    report = explore(ledger_scenarios()[name])
+    show(report)
+    assert report.violation is None, str(report)
 
 
 def test_the_known_limit_is_a_limit() -> None:

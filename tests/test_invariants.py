@@ -133,6 +133,7 @@ def test_a_retired_rollout_may_have_lost_its_records() -> None:
     swept = _without(KEYS.call("kept"), KEYS.mark("m"), CONFLICT, KEYS.lineage_conflict("f", "contested"))
     assert set(breaches(swept(rollout("frozen")))) == {"snapshot_is_whole"}
     assert breaches(swept(rollout("kept"))) == {}
+    assert breaches(_without(KEYS.lineage_conflict("f", "contested"))(rollout("kept"))) == {}
 
 
 def test_a_drop_that_was_refused_retires_nothing() -> None:

@@ -50,7 +50,11 @@ Region = Annotated[
 ]
 SpillDir = Annotated[
     str | None,
-    typer.Option("--spill-dir", metavar="DIR", help="The local spill, as in the setting 'spill_dir'."),
+    typer.Option(
+        "--spill-dir",
+        metavar="DIR",
+        help="The local spill, as in the setting 'spill_dir'. Without it: s3capture/spill under the user's state.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object on each line.")]
 

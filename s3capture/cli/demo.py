@@ -20,7 +20,7 @@ def demo(
     recording: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RECORDING]",
+            metavar="RECORDING",
             help="Play this recording (.jsonl, .jsonl.gz or .jsonl.zst) in place of the built-in workload.",
             show_default=False,
         ),

@@ -55,7 +55,8 @@ class Terminal:
             f"playing {script.title}: {plural(len(script.rollouts), 'rollout')}, {plural(script.calls, 'call')}, "
             f"{plural(workers, 'worker')}"
         )
-        self.event(f"on {place.describe()}, as run {place.run}")
+        self.event(f"on {place.url}, as run {place.run}")
+        self.event(f"at {place.describe()}")
 
     def begin(self, calls: int, rollouts: int) -> None:
         """Show two bars."""
@@ -129,8 +130,9 @@ def _stored(outcome: Outcome) -> _Rows:
     yield "bytes raw", size(sizes.raw), "all records as JSON"
     yield "bytes stored", size(sizes.records), f"the same records in the bucket{share}"
     yield "bytes in all", size(sizes.all_objects), f"{sizes.objects:,} objects, with intents, lineage, marks and fences"
-    what = "objects" if outcome.kept else "objects: the fences of what was dropped, and what was retained"
-    yield "bytes left", size(sizes.left), f"{sizes.objects_left:,} {what}"
+    parts = ["the fences of what was dropped"] if outcome.of_fate(Fate.DROPPED) else []
+    parts += ["what was retained"] if outcome.of_fate(Fate.RETAINED) else []
+    yield "bytes left", size(sizes.left), f"{sizes.objects_left:,} objects: {' and '.join(parts)}"
 
 
 def _lineage(outcome: Outcome) -> _Rows:

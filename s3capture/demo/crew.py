@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import time
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -106,7 +107,14 @@ class Crew:
         process = self._context.Process(
             target=work, args=(theirs, self._settings), name=f"s3capture-demo-{index}", daemon=True
         )
-        process.start()
+        # Ctrl-C at a terminal reaches the whole group: a worker that is still importing must not die of it aloud.
+        # The tracker is started before, since its start would let the signal through again.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # the worker holds the only other end, so its death is the end of the pipe
         loop = asyncio.get_running_loop()
         member = _Member(process, ours, loop.create_future())

@@ -48,10 +48,10 @@ class Place:
         }
 
     def describe(self) -> str:
-        """Name the place for a person."""
+        """Name the server for a person."""
         if self.server is not None:
-            return f"{self.url} on an embedded server ({self.endpoint_url}), removed at the end"
-        return f"{self.url} at {self.endpoint_url or 'AWS, or the endpoint of your AWS profile'}"
+            return f"{self.endpoint_url}, an embedded server that is removed at the end"
+        return self.endpoint_url or "the endpoint of the AWS environment or profile"
 
 
 def new_run() -> str:

@@ -88,7 +88,7 @@ class Ready:
 
 def work(connection: Connection, settings: dict[str, Any]) -> None:
     """The whole life of a worker process: do the jobs that come, until None or the end of the pipe."""
-    # Ctrl-C at a terminal reaches the whole group; it is the conductor that ends its workers.
+    # Ctrl-C is the conductor's to handle, which then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = LogTail()
     logger = logging.getLogger("s3capture")

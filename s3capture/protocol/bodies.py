@@ -85,7 +85,7 @@ def refusal(keys: RolloutKeys, call: str, record: Mapping[str, Any], *, by: str)
 def seal(keys: RolloutKeys, segment: str, origin: Origin) -> bytes:
     """The outcome that a freezer or retirer gives to a begun call without one."""
     fields = {"run": keys.of.run, "rollout": keys.rollout_id[:40], "segment": segment[:40]}
-    body = codec.encode(SEAL, fields, codec.canonical({"by": origin.by[:80], "at": origin.at}))
+    body = codec.encode(SEAL, fields, codec.canonical({"by": origin.by[:40], "at": origin.at}))
     if len(body) > SEAL_LIMIT:
         raise AssertionError(f"a seal of {len(body)} bytes breaks the bound that tells seals from entries")
     return body

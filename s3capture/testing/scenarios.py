@@ -164,10 +164,17 @@ def scenarios(protocol: Protocol = SHIPPED, *, deep: bool = False) -> dict[str, 
     add("put meets freeze and drop", a.actor(a.put("c")), b.actor(b.freeze(), b.drop(0)), list_pages=2)
     add(
         "begun put is sent twice",
-        a.actor(a.begin("c"), a.put("c", begun=0), a.put("c", tag="again")),
+        a.actor(a.begin("c"), a.put("c", begun=0), a.put("c", begun=0, first=False, tag="again")),
         b.actor(b.freeze(), b.drop(0)),
         crashes=0,
     )
+    if deep:
+        add(
+            "begun put is sent twice, also after a failed begin",
+            a.actor(a.begin("c"), a.put("c", begun=0), a.put("c", tag="again")),
+            b.actor(b.freeze(), b.drop(0)),
+            crashes=0,
+        )
     add(
         "two freezers meet a begun put",
         a.actor(a.begin("c"), a.put("c", begun=0)),

@@ -32,9 +32,8 @@ _KEPT = ("model", "output_items", "token_item_index", "response_id", "created_at
 
 def records(path: Path) -> Iterator[tuple[str, TokenEntry]]:
     """Yield ``(form, record)``, form being "whole" or "delta"."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
     sequences: dict[str, list[int]] = {}
-    with opened as lines:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         for line in lines:
             row = json.loads(line)
             kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
@@ -99,16 +98,15 @@ def main() -> None:
             continue
         plain = sum(map(len, payloads))
         base = measure(payloads, codec.LEVEL, given.repeats)
-        sys.stdout.write(
-            f"\n{form}: {len(payloads)} records, {plain:,} bytes of JSON, median {statistics.median(map(len, payloads)):,.0f}"
-            f"\n{'level':>6} {'bytes':>11} {'of JSON':>8} {'of now':>7} {'pack MB/s':>10} {'ms each':>8} {'unpack MB/s':>12}\n"
-        )
+        middle = statistics.median(map(len, payloads))
+        write = sys.stdout.write
+        write(f"\n{form}: {len(payloads)} records, {plain:,} bytes of JSON, median {middle:,.0f}\n")
+        write(" level       bytes  of JSON  of now  pack MB/s  ms each  unpack MB/s\n")
         for level in LEVELS:
             size, pack, unpack = measure(payloads, level, given.repeats)
-            sys.stdout.write(
-                f"{level:>5}{'*' if level == codec.LEVEL else ' '} {size:>11,} {size / plain:>8.3f} {size / base[0]:>7.3f}"
-                f" {plain / pack / 1e6:>10.0f} {pack / len(payloads) * 1e3:>8.2f} {plain / unpack / 1e6:>12.0f}\n"
-            )
+            speeds = f"{plain / pack / 1e6:>10.0f} {pack / len(payloads) * 1e3:>8.2f} {plain / unpack / 1e6:>12.0f}"
+            now = "*" if level == codec.LEVEL else " "
+            write(f"{level:>5}{now} {size:>11,} {size / plain:>8.3f} {size / base[0]:>7.3f} {speeds}\n")
 
 
 if __name__ == "__main__":

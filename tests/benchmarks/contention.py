@@ -47,14 +47,9 @@ def main() -> int:
         for count in given.processes:
             bucket = f"contention-{count}"
             server.make_bucket(bucket)
-            settings = {
-                "url": f"s3://{bucket}/p",
-                "run": "r",
-                "endpoint_url": server.endpoint_url,
-                "read_timeout_s": 60.0,
-            }
+            where = {"url": f"s3://{bucket}/p", "run": "r", "endpoint_url": server.endpoint_url}
             barrier, results = context.Barrier(count), context.Queue()
-            arguments = (barrier, results, settings, given.rounds)
+            arguments = (barrier, results, {**where, "read_timeout_s": 60.0}, given.rounds)
             crowd = [context.Process(target=contend, args=arguments) for _ in range(count)]
             for process in crowd:
                 process.start()

@@ -117,16 +117,13 @@ def main() -> None:
     with target(given.endpoint_url, given.url) as settings:
         stats, bare = asyncio.run(measure(settings, calls=given.calls, tasks=given.tasks, tokens=given.tokens))
     base = percentile(bare, 0.5)
-    sys.stdout.write(
-        f"{'operation':>16} {'count':>6} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'x bare':>7} trips requests\n"
-    )
-    rows = [("bare PUT", len(bare), bare, 1.0, 1.0)]
+    sys.stdout.write("       operation  count   p50 ms   p95 ms   p99 ms  x bare trips requests\n")
+    rows: list[tuple[str, int, Sequence[float], float, float]] = [("bare PUT", len(bare), bare, 1.0, 1.0)]
     rows += [(op, s.count, s.seconds, s.trips / s.count, s.requests / s.count) for op, s in stats.items()]
     for name, count, seconds, trips, requests in rows:
         p50, p95, p99 = (percentile(seconds, share) for share in (0.5, 0.95, 0.99))
-        sys.stdout.write(
-            f"{name:>16} {count:>6} {p50:>8.1f} {p95:>8.1f} {p99:>8.1f} {p50 / base:>7.2f} {trips:>5.1f} {requests:>8.1f}\n"
-        )
+        times = f"{p50:>8.1f} {p95:>8.1f} {p99:>8.1f} {p50 / base:>7.2f}"
+        sys.stdout.write(f"{name:>16} {count:>6} {times} {trips:>5.1f} {requests:>8.1f}\n")
 
 
 if __name__ == "__main__":

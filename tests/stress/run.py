@@ -88,6 +88,14 @@ def workers(
             process.wait()
 
 
+def all_ended(running: Sequence[subprocess.Popen[bytes]]) -> bool:
+    """Whether every worker is done; ``RunError`` as soon as one has crashed, since others may wait for its log."""
+    for process in running:
+        if process.poll() not in (None, 0):
+            raise RunError(f"a worker crashed (status {process.returncode}): {process.args!r:.200}; see its stderr")
+    return all(process.poll() == 0 for process in running)
+
+
 def wait_until(condition: Callable[[], bool], limit_s: float, what: str) -> None:
     """Poll until ``condition`` holds; ``RunError`` after ``limit_s``, which is there for hangs alone."""
     deadline = time.monotonic() + limit_s
@@ -117,10 +125,7 @@ def run_load(
         with workers([[*c, name, load.to_json()] for c in commands], server.environment()) as running:
             if kills:
                 _Disturbance(load, folder, running, limit_s).run(server, kills)
-            wait_until(lambda: all(p.poll() is not None for p in running), limit_s, "the workers have ended")
-            failed = [i for i, process in enumerate(running) if process.returncode != 0]
-            if failed:
-                raise RunError(f"{len(failed)} workers crashed, the first is {commands[failed[0]]}")
+            wait_until(lambda: all_ended(running), limit_s, "the workers have ended")
         allowed = judge.UNAVAILABLE if kills else frozenset[str]()
         report = conclude(load.seed, load.settings, load.names, folder, allowed=allowed, bounds=bounds or {})
     report.seconds = time.monotonic() - started
@@ -149,7 +154,7 @@ class _Disturbance:
             server.restart()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        wait_until(lambda: condition() or all(p.poll() is not None for p in self._running), self._limit_s, what)
+        wait_until(lambda: condition() or all_ended(self._running), self._limit_s, what)
 
     def _reached(self, due: float) -> bool:
         self._ended += sum("end" in row for row in self._tail.new())

@@ -7,7 +7,7 @@ fence, a conflict that the reader finds) is accepted in either form; what it dem
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from s3capture.matching import stamp_continuation
@@ -85,7 +85,7 @@ async def run_conformance(
     )
 
 
-async def judge_transport(
+def judge_transport(
     sink_factory: Factory,
     source_factory: Factory,
     lineage_factory: Factory | None = None,
@@ -95,7 +95,7 @@ async def judge_transport(
     errors: ErrorKinds | None = None,
     entry_type: Callable[..., Any] | None = None,
     stamp: Callable[[Any, Any], Any] | None = None,
-) -> AsyncIterator[Verdict]:
+) -> AsyncGenerator[Verdict, None]:
     """As ``run_conformance``, but yield a ``Verdict`` for each check, as it ends, and go on after one that failed."""
     closing = Closing()
     makers = Makers(
@@ -120,5 +120,4 @@ async def judge_transport(
     def case_of(name: str) -> Case:
         return Case(makers, f"{rollout_id}-{name.replace('_', '-')}", closing)
 
-    async for verdict in judge(CHECKS, case_of, missing, closing):
-        yield verdict
+    return judge(CHECKS, case_of, missing, closing)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from s3capture.testing.conformance.bench import Case, by_call, exactly, refuse, resent, wire
-from s3capture.testing.conformance.verdicts import Check, check, expect, refusal_of, said
+from s3capture.testing.conformance.verdicts import Check, check, expect, refusal_of, refusals_of_all, said
 
 
 async def put_then_freeze_visibility(case: Case) -> None:
@@ -74,7 +74,22 @@ async def payload_fidelity(case: Case) -> None:
 async def call_ids_never_collide(case: Case) -> None:
     """Call ids that look alike are either refused or kept apart."""
     sink = case.sink()
-    ids = ["a/b", "a_b", "a-b", "a%2Fb", "a b", "A-B", "..", ".", "ä", "a\u0308", "x" * 300, "x" * 299 + "y", "!41", "%41"]
+    ids = [
+        "a/b",
+        "a_b",
+        "a-b",
+        "a%2Fb",
+        "a b",
+        "A-B",
+        "..",
+        ".",
+        "ä",
+        "a\u0308",
+        "x" * 300,
+        "x" * 299 + "y",
+        "!41",
+        "%41",
+    ]
     entries = [case.entry(call, prompt=(number,)) for number, call in enumerate(ids)]
     kept = {entry.model_call_id: wire(entry) for entry in entries if await refusal_of(sink.put(entry)) is None}
     frozen = by_call(await case.freeze())
@@ -186,8 +201,7 @@ async def id_validation(case: Case) -> None:
             attempts.append(("begin_call", sink.begin_call(bad, "call-1")))
         if hasattr(sink, "record_engine_refusal") or hasattr(sink, "refuse_call"):
             attempts.append(("record_engine_refusal", refuse(sink, bad, "call-1", "x")))
-        for what, attempt in attempts:
-            error = await refusal_of(attempt)
+        for what, error in await refusals_of_all(attempts):
             expect(isinstance(error, ValueError), f"{what} of rollout id {bad[:20]!r}: {said(error)}, not a ValueError")
 
 

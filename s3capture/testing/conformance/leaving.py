@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from s3capture.testing.conformance.bench import Case, by_call, exactly, refuse, state, wire
-from s3capture.testing.conformance.verdicts import Check, check, expect, refusal_of, said
+from s3capture.testing.conformance.verdicts import Check, check, expect, refusal_of, refusals_of_all, said
 
 
 async def freeze_idempotency(case: Case) -> None:
@@ -39,7 +39,9 @@ async def post_freeze_write_safety(case: Case) -> None:
         error = await refusal_of(writer.put(case.entry(f"late-{number}", prompt=(21,))))
         if error is None:
             dropped = await case.source().drop(case.rollout, **exactly(snapshot))
-            expect(dropped is False, f"a put behind the freeze returned, and drop of that snapshot returned {dropped!r}")
+            expect(
+                dropped is False, f"a put behind the freeze returned, and drop of that snapshot returned {dropped!r}"
+            )
             return
     expect(state(await case.freeze()) == state(snapshot), "a put that raised behind the freeze changed the snapshot")
     dropped = await case.source().drop(case.rollout, **exactly(snapshot))
@@ -134,12 +136,12 @@ async def repeated_drop(case: Case) -> None:
     for _ in range(2):
         dropped = await case.source().drop(case.rollout, **exactly(snapshot))
         expect(dropped is True, f"drop returned {dropped!r}")
-    for what, attempt in (
+    attempts = [
         ("put", sink.put(case.entry("late", prompt=(21,)))),
         ("put of the dropped record", sink.put(case.entry())),
         ("mark", sink.mark_incomplete(case.rollout, "late")),
-    ):
-        error = await refusal_of(attempt)
+    ]
+    for what, error in await refusals_of_all(attempts):
         expect(error is not None and case.kinds.is_frozen(error), f"{what} behind the drop: {said(error)}")
     await _gone(case)
 
@@ -254,8 +256,7 @@ async def _expect_retired(case: Case, sink: Any, state_of: str) -> None:
         attempts.append(("begin_call", sink.begin_call(case.rollout, "late")))
     if hasattr(sink, "record_engine_refusal") or hasattr(sink, "refuse_call"):
         attempts.append(("record_engine_refusal", refuse(sink, case.rollout, "refused", "x")))
-    for what, attempt in attempts:
-        error = await refusal_of(attempt)
+    for what, error in await refusals_of_all(attempts):
         retired = error is not None and case.kinds.is_retired(error)
         expect(retired, f"{state_of}: {what} behind the retirement: {said(error)}, not the retired error")
 

@@ -6,6 +6,8 @@ fence it must not touch what was delivered.
 
 from __future__ import annotations
 
+from typing import Any
+
 from s3capture.testing.conformance.bench import Case, exactly, refusals_of, refuse, state
 from s3capture.testing.conformance.verdicts import Check, check, expect, refusal_of, said
 
@@ -23,10 +25,9 @@ async def refusal_resolution(case: Case) -> None:
     snapshot = await case.freeze()
     expect(not snapshot.incomplete, "a refused call made the rollout incomplete")
     expect([entry.model_call_id for entry in snapshot.entries] == ["call-1"], "a refused call reads as an entry")
-    refusals = refusals_of(snapshot)
+    refusals, reported = refusals_of(snapshot), _reported(snapshot)
     if refusals is None:
         return  # an installed snapshot class that has no field for them
-    reported = [(refusal.model_call_id, refusal.code) for refusal in refusals]
     expect(reported == [("call-3", "too_long"), ("call-2", None)], f"the snapshot reports {reported}")
     if named and hasattr(refusals[0], "parent_call_id"):
         seen = (refusals[0].parent_call_id, str(refusals[0].parent_resolution))
@@ -34,19 +35,32 @@ async def refusal_resolution(case: Case) -> None:
 
 
 async def refusal_idempotency(case: Case) -> None:
-    """The same call refused with the same code is a no-op, with another code a ValueError, from any sink."""
+    """The same call refused with the same code, by any sink, is a no-op and is reported once."""
     sink = case.sink()
-    await refuse(sink, case.rollout, "call-1", "too_long")
-    for again in (sink, case.sink()):
+    for again in (sink, sink, case.sink()):
         error = await refusal_of(refuse(again, case.rollout, "call-1", "too_long"))
         expect(error is None, f"the same refusal again: {said(error)}")
-    for code in ("overloaded", None):
-        error = await refusal_of(refuse(case.sink(), case.rollout, "call-1", code))
+    snapshot = await case.freeze()
+    expect(not snapshot.incomplete, "a repeated refusal made the rollout incomplete")
+    expect(_reported(snapshot) in (None, [("call-1", "too_long")]), f"the snapshot reports {_reported(snapshot)}")
+
+
+async def conflicting_refusal(case: Case) -> None:
+    """The same call refused with another code is a ValueError; the first code stands, or the rollout is incomplete."""
+    for number, code in enumerate(("overloaded", None)):
+        one = case.another(number)
+        await refuse(one.sink(), one.rollout, "call-1", "too_long")
+        error = await refusal_of(refuse(one.sink(), one.rollout, "call-1", code))
         conflict = error is not None and case.kinds.is_conflict(error)
         expect(conflict, f"the same call with code {code!r}: {said(error)}, not a ValueError")
-    refusals = refusals_of(await case.freeze())
-    reported = None if refusals is None else [(refusal.model_call_id, refusal.code) for refusal in refusals]
-    expect(reported in (None, [("call-1", "too_long")]), f"the snapshot reports {reported}")
+        snapshot = await one.freeze()
+        fine = (None, [("call-1", "too_long")], *([[]] if snapshot.incomplete else []))
+        expect(_reported(snapshot) in fine, f"the snapshot reports {_reported(snapshot)}")
+
+
+def _reported(snapshot: Any) -> list[tuple[str, Any]] | None:
+    refusals = refusals_of(snapshot)
+    return None if refusals is None else [(refusal.model_call_id, refusal.code) for refusal in refusals]
 
 
 async def late_refusal(case: Case) -> None:
@@ -87,6 +101,7 @@ async def refusal_after_retirement(case: Case) -> None:
 CHECKS: tuple[Check[Case], ...] = (
     check(refusal_resolution, "refusals"),
     check(refusal_idempotency, "refusals"),
+    check(conflicting_refusal, "refusals"),
     check(late_refusal, "refusals"),
     check(refusal_after_retirement, "refusals"),
 )

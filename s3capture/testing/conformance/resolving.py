@@ -122,8 +122,10 @@ async def delta_prompt_is_materialized(case: Case) -> None:
 async def lineage_is_per_rollout(case: Case) -> None:
     """A call of another rollout is no parent."""
     other = case.another("other")
-    await other.sink().put(other.entry())
-    resolution = await case.resolver().resolve(case.rollout, continuation())
+    text = "Said in another rollout alone."
+    await other.sink().put(other.entry(text=text))
+    await _resolved(case.resolver(), other, continuation(text=text), "call-1", [11, 12, 13, 14])
+    resolution = await case.resolver().resolve(case.rollout, continuation(text=text))
     expect(resolution.status == "unresolved", f"a call of another rollout resolved as {resolution.status}")
 
 

@@ -8,7 +8,7 @@ Errors are judged by their class or by the *name* of a class in their ancestry, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -118,6 +118,11 @@ async def refusal_of(action: Awaitable[Any]) -> Exception | None:
     return None
 
 
+async def refusals_of_all(attempts: Sequence[tuple[str, Awaitable[Any]]]) -> list[tuple[str, Exception | None]]:
+    """What each attempt raised, all tried one after the other before any is judged."""
+    return [(what, await refusal_of(attempt)) for what, attempt in attempts]
+
+
 def said(error: Exception | None) -> str:
     """An error in few words, for a detail; the text of a foreign error may hold anything, so it is cut."""
     if error is None:
@@ -166,7 +171,7 @@ class Closing:
 
 async def judge(
     checks: Sequence[Check[_C]], case_of: Callable[[str], _C], missing: Mapping[str, str], closing: Closing
-) -> AsyncIterator[Verdict]:
+) -> AsyncGenerator[Verdict, None]:
     """Try each check on a case of its own and say how it ended; those that need what is ``missing`` are skipped."""
     closed = False
     try:
@@ -201,10 +206,10 @@ def _closed(error: Exception | None) -> Verdict:
     return Verdict(CLOSE_CHECK, Ending.FAILED, f"closing an instance: {said(error)}", error)
 
 
-async def passed(verdicts: AsyncIterator[Verdict]) -> Passed:
+async def passed(verdicts: AsyncGenerator[Verdict, None]) -> Passed:
     """The names that passed; raise ``ConformanceError`` at the first check that failed."""
     result = Passed()
-    async with contextlib.aclosing(verdicts) as stream:  # type: ignore[type-var]
+    async with contextlib.aclosing(verdicts) as stream:
         async for verdict in stream:
             match verdict.ending:
                 case Ending.PASSED:

@@ -43,7 +43,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Stamps:
-    """What the matcher writes at ``record`` and reads at ``resolve``; a row has no entry to carry it."""
+    """What the matcher writes at ``record`` and reads at ``resolve``; a row has no entry to carry it.
+
+    ``recorded_version`` is the fingerprint version that the committed record itself names, 0 for none.
+    """
 
     model_call_id: str
     digest: str | None
@@ -55,6 +58,7 @@ class _Stamps:
     fingerprint_version: int | None = None
     parent_call_id: str | None = None
     prompt_is_delta: bool = False
+    recorded_version: int = 0
 
 
 class S3CaptureLedger(Endpoint):
@@ -263,4 +267,5 @@ def _stamps(row: dict[str, Any]) -> _Stamps:
         continuation_context_len=int(row["context_len"]),
         continuation_context_digest=str(row["context_digest"]),
         fingerprint_version=row["fingerprint_version"],
+        recorded_version=int(record.get("fingerprint_version") or 0),
     )

@@ -6,6 +6,7 @@ own that only share the contract's names, one small method overridden for each f
 
 from __future__ import annotations
 
+# ruff: noqa: ARG002 - a variant takes whatever the method takes that it replaces
 import asyncio
 import json
 import re
@@ -48,7 +49,6 @@ class Backend:
     # -- rows ---------------------------------------------------------------------------------------------------
 
     async def record(self, commit: Any, ledger: Ledger) -> None:
-        del ledger
         self.record_now(commit)
 
     def record_now(self, commit: Any) -> None:
@@ -100,7 +100,6 @@ class Backend:
     # -- lineage ------------------------------------------------------------------------------------------------
 
     def parents(self, rollout_id: str, ledger: Ledger) -> list[Any]:
-        del ledger
         return [] if rollout_id in self.retired else list(self.rollouts.get(rollout_id, Rows()).commits.values())
 
     def choose(self, candidates: list[Any], items: list[dict[str, Any]]) -> str | None:
@@ -120,7 +119,6 @@ class Backend:
     # -- admissions ---------------------------------------------------------------------------------------------
 
     async def begin_call(self, rollout_id: str, call: str, ledger: Ledger) -> None:
-        del ledger
         rows = self.admitting(rollout_id)
         if call not in rows.intents:
             rows.intents.append(call)
@@ -132,7 +130,6 @@ class Backend:
         return rows
 
     async def close_admissions(self, rollout_id: str, ledger: Ledger) -> dict[str, Any]:
-        del ledger
         self.readable(rollout_id)
         self.rollouts.setdefault(rollout_id, Rows()).closed = True
         return self.manifest(rollout_id)
@@ -240,7 +237,6 @@ class SilentAboutOpenCalls(Backend):
     """Correct as well: an admitted call without an outcome is not in the manifest, which the contract leaves open."""
 
     def unsettled(self, rows: Rows) -> list[tuple[str, str]]:
-        del rows
         return []
 
 

@@ -1,12 +1,13 @@
 """A small correct transport in memory, and transports that are each broken in one way.
 
-The rule of this module: it knows the contract and not the protocol of this project (dicts and one lock, errors of its own
-that only share the contract's names), so that the conformance kit is tried on something foreign. A broken transport
+The rule of this module: it knows the contract and not the protocol of this project (dicts and one lock, errors of its
+own that only share the contract's names), so that the conformance kit is tried on something foreign. A broken transport
 overrides one small method, and its docstring says what is wrong with it.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: ARG002 - a variant takes whatever the method takes that it replaces
 import asyncio
 import json
 import math
@@ -72,7 +73,6 @@ class Transport:
     # -- writing ------------------------------------------------------------------------------------------------
 
     async def put(self, entry: TokenEntry, sink: Sink) -> None:
-        del sink
         with self.lock:
             self.put_now(entry)
 
@@ -88,12 +88,10 @@ class Transport:
             standing.append(payload)
 
     def conflict(self, rollout: Rollout, standing: list[str], payload: str) -> None:
-        del rollout
         standing.append(payload)
         raise ValueError("conflicting payloads for one call id")
 
     async def begin_call(self, rollout_id: str, call: str, sink: Sink) -> None:
-        del sink
         with self.lock:
             self.writable(rollout_id).intents.append(call)
 
@@ -225,7 +223,6 @@ class Transport:
     # -- the resolver -------------------------------------------------------------------------------------------
 
     def candidates(self, rollout_id: str, resolver: Resolver) -> list[TokenEntry]:
-        del resolver
         rollout = self.rollouts.get(rollout_id, Rollout())
         return [load(payloads[0]) for call, payloads in rollout.payloads.items() if call not in rollout.conflicted]
 
@@ -266,7 +263,6 @@ class PlainSink(Client):
         await self.transport.put(entry, self)  # type: ignore[arg-type]
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        del model_call_id
         await asyncio.sleep(0)
         await self.transport.mark(rollout_id)
 
@@ -331,7 +327,6 @@ class DelegatesConflicts(Transport):
     """Correct as well: conflicts are taken, and found by the reader."""
 
     def conflict(self, rollout: Rollout, standing: list[str], payload: str) -> None:
-        del rollout
         standing.append(payload)
 
 
@@ -368,7 +363,6 @@ class Overwrites(Transport):
     """A conflicting payload replaces the first one."""
 
     def conflict(self, rollout: Rollout, standing: list[str], payload: str) -> None:
-        del rollout
         standing[:] = [payload]
 
 
@@ -376,7 +370,6 @@ class OverwritesAndRaises(Transport):
     """A conflicting payload replaces the first one, and the writer is told of a conflict."""
 
     def conflict(self, rollout: Rollout, standing: list[str], payload: str) -> None:
-        del rollout
         standing[:] = [payload]
         raise ValueError("conflicting payloads")
 
@@ -429,7 +422,9 @@ class RolloutsRunTogether(Transport):
 
     def decide(self, rollout_id: str, rollout: Rollout) -> Snapshot:
         decided = super().decide(rollout_id, rollout)
-        payloads = [p for name, one in self.rollouts.items() if name.startswith(rollout_id) for p in one.payloads.values()]
+        payloads = [
+            p for name, one in self.rollouts.items() if name.startswith(rollout_id) for p in one.payloads.values()
+        ]
         entries = (load(payload[0]).model_copy(update={"rollout_id": rollout_id}) for payload in payloads)
         return replace(decided, entries=tuple({entry.model_call_id: entry for entry in entries}.values()))
 
@@ -454,7 +449,6 @@ class MarksKeepTheVersion(Transport):
     """A mark shows, under the same version."""
 
     def version(self, rollout: Rollout) -> int:
-        del rollout
         return 1
 
 
@@ -486,7 +480,6 @@ class IgnoresIntents(Transport):
     """A begun call without an outcome goes unseen."""
 
     async def begin_call(self, rollout_id: str, call: str, sink: Sink) -> None:
-        del call, sink
         self.writable(rollout_id)
 
 
@@ -577,7 +570,6 @@ class DropIgnoresVersion(Transport):
     """Drop compares the snapshot id alone."""
 
     def is_current(self, rollout: Rollout, snapshot_id: str, version: int) -> bool:
-        del version
         return rollout.snapshot is not None and rollout.snapshot.snapshot_id == snapshot_id
 
 
@@ -585,7 +577,6 @@ class DropIgnoresSnapshotId(Transport):
     """Drop compares the version alone."""
 
     def is_current(self, rollout: Rollout, snapshot_id: str, version: int) -> bool:
-        del snapshot_id
         return self.version(rollout) == version
 
 
@@ -900,7 +891,6 @@ class BeginsUnseen(Transport):
     """A begin looks for the fence first and writes its intent a moment later."""
 
     async def begin_call(self, rollout_id: str, call: str, sink: Sink) -> None:
-        del sink
         rollout = self.writable(rollout_id)
         await asyncio.sleep(0)
         rollout.intents.append(call)

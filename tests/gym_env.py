@@ -25,8 +25,9 @@ from typing import Any
 import pytest
 
 VERSION = "0.7.0"
-REPOSITORY = Path(__file__).parent.parent
-PROGRAMS = Path(__file__).parent / "gym_e2e"
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+PROGRAMS = TESTS / "gym_e2e"
 
 _OLDEST = (3, 12)  # Gym builds endpoints by ``Protocol.__protocol_attrs__``, which came with it
 _TRIED_FIRST = ((3, 13), (3, 12), (3, 14), (3, 15))  # 0.7.0 declares 3.13
@@ -41,7 +42,7 @@ _RAY = "2.58.0"
 
 @dataclass(frozen=True, slots=True)
 class GymPlace:
-    """A Python that can import nemo-gym and our checkout; ``label`` says which for the record."""
+    """A Python that can import nemo-gym, our checkout and the programs of these tests; ``label`` says which it is."""
 
     python: Path
     path: tuple[Path, ...]
@@ -49,16 +50,16 @@ class GymPlace:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The variables for a child process: those of the tests, our checkout importable, ``more`` on top."""
-        path = [*map(str, self.path), str(REPOSITORY)]
+        path = [*map(str, self.path), str(REPOSITORY), str(TESTS)]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", **more}
 
-    def run(self, program: str | Path, given: Any = None, *, timeout: float = 120.0, **more: str) -> Any:
-        """Run a Python program with ``given`` as JSON on its input; return its output read as JSON.
+    def run(self, *arguments: str, given: Any = None, timeout: float = 120.0, **more: str) -> Any:
+        """Run Python with ``arguments`` and ``given`` as JSON on its input; return its output read as JSON.
 
         A program that fails fails the test, with all it said.
         """
         done = subprocess.run(
-            [str(self.python), str(program)],
+            [str(self.python), *arguments],
             input=json.dumps(given),
             capture_output=True,
             text=True,
@@ -66,7 +67,7 @@ class GymPlace:
             timeout=timeout,
             env=self.environment(**more),
         )
-        assert done.returncode == 0, f"{Path(program).name} failed:\n{done.stderr}\n{done.stdout}"
+        assert done.returncode == 0, f"{' '.join(arguments)[:80]} failed:\n{done.stderr}\n{done.stdout[-6000:]}"
         return json.loads(done.stdout)
 
 

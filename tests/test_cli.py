@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
-from fakes3 import FakeS3, Hold, on
+from fakes3 import Exchange, FakeS3, on
 from inspected import LONG, RUN, WEIRD, fill
 
 from s3capture import errors
 from s3capture.cli import common, main
+from s3capture.cli.common import printable
 from s3capture.codec import canonical
 from s3capture.local import EmbeddedServer
 from s3capture.seaweed import connect
@@ -54,6 +59,14 @@ def run(*arguments: str, **environment: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def here(*arguments: str, **environment: str) -> Ran:
+    """Run the command line in this process, which saves its imports, where no test rests on the process."""
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.dict(os.environ, {"COLUMNS": "80", **environment}), redirect_stdout(out), redirect_stderr(err):
+        status = main(arguments)
+    return Ran(status, out.getvalue(), err.getvalue())
+
+
 def one_line(ran: Ran, *words: str) -> None:
     """Expect exactly one line of error, with ``words`` in it, and exit status 2."""
     assert ran.status == 2, ran
@@ -72,8 +85,12 @@ class Filled:
     endpoint_url: str
 
     def run(self, *arguments: str, **environment: str) -> Ran:
-        """Run a command with the server in the environment."""
+        """Run a command in a process of its own, with the server in the environment."""
         return run(*arguments, S3CAPTURE_ENDPOINT_URL=self.endpoint_url, **environment)
+
+    def here(self, *arguments: str) -> Ran:
+        """Run a command in this process, with the server in the environment."""
+        return here(*arguments, S3CAPTURE_ENDPOINT_URL=self.endpoint_url)
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +166,15 @@ def test_ls_lists_rollouts_and_goes_on_past_damage(filled: Filled) -> None:
 )
 def test_ls_selects(filled: Filled, options: list[str], expected: set[str]) -> None:
     """--state and --incomplete select rollouts, and together both must hold."""
-    assert {row["rollout"] for row in filled.run("ls", filled.url, "--run", RUN, "--json", *options).rows} == expected
+    assert {row["rollout"] for row in filled.here("ls", filled.url, "--run", RUN, "--json", *options).rows} == expected
 
 
 def test_ls_of_nothing_says_so(filled: Filled) -> None:
     """Nothing found is no error: stdout is empty, stderr says what was looked for and what is there instead."""
-    ran = filled.run("ls", filled.url, "--run", "run-99")
+    ran = filled.here("ls", filled.url, "--run", "run-99")
     assert (ran.status, ran.out) == (0, "")
     assert "no rollout in run 'run-99'" in ran.err
-    ran = filled.run("ls", filled.url.removesuffix("/exp"))
+    ran = filled.here("ls", filled.url.removesuffix("/exp"))
     assert (ran.status, ran.out) == (0, "")
     assert "folders there: exp" in ran.err
 
@@ -167,11 +184,11 @@ def test_ls_of_nothing_says_so(filled: Filled) -> None:
 
 def test_show_fits_80_columns_and_cuts_no_id(filled: Filled) -> None:
     """Every id and digest of a rollout is on the screen in whole pieces, no line is wider than 80 columns."""
-    ran = filled.run("show", filled.url, "busy", "--run", RUN)
+    ran = filled.here("show", filled.url, "busy", "--run", RUN)
     assert (ran.status, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
     shown = "".join(ran.out.split())
-    [detail] = filled.run("show", filled.url, "busy", "--run", RUN, "--json").rows
+    [detail] = filled.here("show", filled.url, "busy", "--run", RUN, "--json").rows
     first = next(call for call in detail["calls"] if call["call"] == "c1")
     for digest in (first["digest"], first["conflicts"][0]["digest"]):
         assert digest[:32] in shown
@@ -183,24 +200,26 @@ def test_show_fits_80_columns_and_cuts_no_id(filled: Filled) -> None:
 
 def test_show_freezes_nothing(filled: Filled) -> None:
     """Showing an open rollout leaves it open."""
-    assert filled.run("show", filled.url, "open", "--run", RUN).status == 0
-    [row] = filled.run("ls", filled.url, "--run", RUN, "--json", "--state", "open", "--incomplete").rows
+    assert filled.here("show", filled.url, "open", "--run", RUN).status == 0
+    [row] = filled.here("ls", filled.url, "--run", RUN, "--json", "--state", "open", "--incomplete").rows
     assert row["rollout"] == "open"
 
 
 def test_show_lets_no_control_character_through(filled: Filled) -> None:
     """A call id with escapes and markup is shown escaped, and comes back whole in the JSON."""
-    ran = filled.run("show", filled.url, "open", "--run", RUN)
+    ran = filled.here("show", filled.url, "open", "--run", RUN)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran.out)
+    # Shown escaped: typer and rich drop some of them on their own, and an id that lost characters is another id.
+    assert r"bell \x07 and escape \x1b[31m" in ran.out
     assert "[bold]" in ran.out
-    [detail] = filled.run("show", filled.url, "open", "--run", RUN, "--json").rows
+    [detail] = filled.here("show", filled.url, "open", "--run", RUN, "--json").rows
     assert WEIRD in {call["call"] for call in detail["calls"]}
 
 
 def test_show_wraps_long_ids(filled: Filled) -> None:
     """An id of 300 characters is whole in the JSON and wrapped on the screen."""
-    assert filled.run("show", filled.url, "late", "--run", RUN).out.count("x") >= len(LONG)
-    [detail] = filled.run("show", filled.url, "late", "--run", RUN, "--json").rows
+    assert filled.here("show", filled.url, "late", "--run", RUN).out.count("x") >= len(LONG)
+    [detail] = filled.here("show", filled.url, "late", "--run", RUN, "--json").rows
     assert LONG in {call["call"] for call in detail["calls"]}
 
 
@@ -215,7 +234,7 @@ def test_show_reports_damage_and_shows_the_rest(filled: Filled) -> None:
 
 def test_show_of_nothing_is_status_1(filled: Filled) -> None:
     """A rollout of which nothing is stored gets one line that says how to find those that exist."""
-    ran = filled.run("show", filled.url, "nobody", "--run", RUN)
+    ran = filled.here("show", filled.url, "nobody", "--run", RUN)
     assert (ran.status, ran.out) == (1, "")
     assert "nothing is stored" in ran.err
     assert ran.err.count("\n") == 1
@@ -266,8 +285,8 @@ def test_spilled_marks_are_listed_and_drained(filled: Filled, tmp_path: Path) ->
     assert "the store was away" in listed.out
     drained = filled.run("spill", "drain", filled.url, "--run", "run-8", *where)
     assert (drained.status, drained.out, drained.err) == (0, "published 1, late 0, waiting 0, damaged 0\n", "")
-    assert run("spill", "list", *where).out == ""
-    [row] = filled.run("ls", filled.url, "--run", "run-8", "--json").rows
+    assert here("spill", "list", *where).out == ""
+    [row] = filled.here("ls", filled.url, "--run", "run-8", "--json").rows
     assert (row["rollout"], row["marks"]) == ("spilled", 1)
 
 
@@ -276,11 +295,12 @@ def test_a_mark_that_comes_too_late_is_status_1(filled: Filled, tmp_path: Path) 
     spill = Spill(tmp_path / "spill")
     spill.write(mark(filled, rollout="retired"))
     where = ("--spill-dir", str(spill.directory))
-    drained = filled.run("spill", "drain", filled.url, "--run", RUN, *where)
+    drained = filled.here("spill", "drain", filled.url, "--run", RUN, *where)
     assert drained.status == 1
     assert drained.out == "published 0, late 1, waiting 0, damaged 0\n"
     assert "may have been trained on with a hole" in drained.err
-    [row] = run("spill", "list", *where, "--json").rows
+    assert drained.err.count("\n") == 1
+    [row] = here("spill", "list", *where, "--json").rows
     assert (row["state"], row["rollout"]) == ("late", "retired")
     assert "retired" in row["why"]
 
@@ -289,7 +309,7 @@ def test_a_drain_tells_of_marks_under_another_address(filled: Filled, tmp_path: 
     """Marks of the run that were spilled without --endpoint-url are not taken for none."""
     spill = Spill(tmp_path / "spill")
     spill.write(mark(filled, endpoint_url=None))
-    ran = filled.run("spill", "drain", filled.url, "--run", RUN, "--spill-dir", str(spill.directory))
+    ran = filled.here("spill", "drain", filled.url, "--run", RUN, "--spill-dir", str(spill.directory))
     assert (ran.status, ran.out) == (0, "published 0, late 0, waiting 0, damaged 0\n")
     assert "1 mark of this run wait that were spilled with no --endpoint-url" in ran.err
 
@@ -300,7 +320,7 @@ def test_a_damaged_spill_file_is_status_1(filled: Filled, tmp_path: Path) -> Non
     damaged = spill.write(mark(filled))
     damaged.write_bytes(b"{")
     spill.write(mark(filled))
-    ran = run("spill", "list", "--spill-dir", str(spill.directory), "--json")
+    ran = here("spill", "list", "--spill-dir", str(spill.directory), "--json")
     assert ran.status == 1
     assert sorted(row["state"] for row in ran.rows) == ["damaged", "waiting"]
 
@@ -310,14 +330,14 @@ def test_a_damaged_spill_file_is_status_1(filled: Filled, tmp_path: Path) -> Non
 
 def test_bad_settings_are_one_line() -> None:
     """A bad url, id or combination of options is refused before anything is asked, in one line."""
-    one_line(run("ls", "http://bucket/p"), "not of the form s3://bucket/prefix")
-    one_line(run("ls", "s3://bucket/p", "--run", "a/b"), "invalid run 'a/b'")
-    one_line(run("show", "s3://bucket/p", "a/b", "--run", "r"), "invalid rollout id 'a/b'")
-    one_line(run("ls", "s3://bucket/p", "--state", "open"), "--run")
-    one_line(run("explore", "--scenario", "no such"), "no scenario 'no such'", "'begun put meets freeze'")
+    one_line(here("ls", "http://bucket/p"), "not of the form s3://bucket/prefix")
+    one_line(here("ls", "s3://bucket/p", "--run", "a/b"), "invalid run 'a/b'")
+    one_line(here("show", "s3://bucket/p", "a/b", "--run", "r"), "invalid rollout id 'a/b'")
+    one_line(here("ls", "s3://bucket/p", "--state", "open"), "--run")
+    one_line(here("explore", "--scenario", "no such"), "no scenario 'no such'", "'begun put meets freeze'")
 
 
-def test_an_unreachable_endpoint_is_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_endpoint_is_one_line() -> None:
     """Where nothing listens, the line names the address and what to check."""
     with FakeS3() as s3:
         address = s3.endpoint_url
@@ -380,20 +400,26 @@ def test_usage_errors_are_status_2() -> None:
 # -- the process ------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    """Interrupted while a store hangs, a command ends with 130 and no traceback, without waiting for the store."""
-    hold = Hold()
+def test_ctrl_c_ends_at_once() -> None:
+    """Interrupted while a store answers without end, a command ends with 130 and no traceback, and does not wait."""
+    arrived = threading.Event()
+
+    def drip(exchange: Exchange) -> None:
+        # Each byte comes within the read timeout, so whoever waits for this reply waits as long as the server lives.
+        exchange.send_bytes(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        arrived.set()
+        while not exchange.server._ending.wait(1):
+            exchange.send_bytes(b"x")
+
     with FakeS3() as s3:
         s3.objects["p/r/attempts/00/x/intent/c"] = b""
-        s3.script(on("ListObjectsV2", "p/r/attempts/00/"), hold, times=None)
+        s3.script(on("ListObjectsV2", "p/r/attempts/00/"), drip, times=None)
         arguments = [*COMMAND, "ls", f"s3://{s3.bucket}/p", "--run", "r", "--endpoint-url", s3.endpoint_url]
         with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             try:
-                assert hold.arrived.wait(60)
+                assert arrived.wait(60)
                 process.send_signal(signal.SIGINT)
-                # The store stays silent, so whoever waits for it would wait for the read timeout and beyond.
                 assert process.wait(60) == 130
-                assert not hold.release.is_set()
                 assert process.stderr is not None
                 assert "Traceback" not in process.stderr.read()
             finally:
@@ -453,6 +479,11 @@ def test_explore_ends_with_1_when_a_promise_is_broken(
     assert "1 with a broken promise" in printed.err
 
 
+def test_text_from_a_bucket_is_made_printable() -> None:
+    """Everything that a terminal would act upon, or cannot show, is escaped; other text stays as it is."""
+    assert printable("a\x1b[31m\x07\n\u202e\ud800 [b] é") == "a\\x1b[31m\\x07\\n\\u202e\\ud800 [b] é"
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (5_600_000_000_000, "5.6 TB")],
@@ -505,23 +536,23 @@ def agrees(real: Any, page: Any) -> bool:
 
 Produce = Callable[[Filled, Path], list[Any]]
 EXAMPLES: dict[str, Produce] = {
-    "ls": lambda place, _: place.run("ls", place.url, "--json").rows,
-    "ls --run": lambda place, _: place.run("ls", place.url, "--run", RUN, "--json").rows,
+    "ls": lambda place, _: place.here("ls", place.url, "--json").rows,
+    "ls --run": lambda place, _: place.here("ls", place.url, "--run", RUN, "--json").rows,
     "show": lambda place, _: [
-        row for name in ("busy", "damaged") for row in place.run("show", place.url, name, "--run", RUN, "--json").rows
+        row for name in ("busy", "damaged") for row in place.here("show", place.url, name, "--run", RUN, "--json").rows
     ],
     "doctor": lambda place, tmp: (
-        place.run(*("doctor", place.url, "--json", "--rounds", "1", "--writers", "2", "--spill-dir", str(tmp))).rows
+        place.here(*("doctor", place.url, "--json", "--rounds", "1", "--writers", "2", "--spill-dir", str(tmp))).rows
     ),
     "spill list": lambda place, tmp: _spilled(place, tmp, "list"),
     "spill drain": lambda place, tmp: _spilled(place, tmp, "drain", place.url, "--run", "run-8"),
-    "explore": lambda *_: run("explore", "--json", "--scenario", "delete dies on the way").rows,
+    "explore": lambda *_: here("explore", "--json", "--scenario", "delete dies on the way").rows,
 }
 
 
 def _spilled(place: Filled, tmp: Path, *arguments: str) -> list[Any]:
     Spill(tmp / "spill").write(mark(place, "run-8"))
-    return place.run("spill", *arguments, "--json", "--spill-dir", str(tmp / "spill")).rows
+    return place.here("spill", *arguments, "--json", "--spill-dir", str(tmp / "spill")).rows
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -79,7 +79,7 @@ class Recording(MemoryStore):
 
 
 def test_every_scratch_key_is_below_the_probe_prefix(tmp_path: Path) -> None:
-    """No reader takes a scratch object for a capture: each is below the probe prefix. The long ones are as long as said."""
+    """No reader takes a scratch object for a capture: each is below the probe prefix, the long ones too."""
     store = Recording()
     list(examine(settings(tmp_path), store=store, rounds=1))
     assert all(key.startswith("p/r/probe/") for key in store.created)

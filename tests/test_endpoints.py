@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from captures import ROLLOUT, captures, continued, entry, on_fake
 from fakes3 import Exchange, FakeS3, Hold, LoseReply, Reply, on
 
 from s3capture import S3LineageResolver, S3TokenSink, S3TokenSource
+from s3capture.effects import ObjectInfo
 from s3capture.endpoint import Endpoint
 from s3capture.errors import (
     CaptureError,
@@ -36,6 +37,7 @@ from s3capture.errors import (
     TokenCaptureFrozenError,
     TokenCaptureRetiredError,
 )
+from s3capture.runtime import _MARK_THREADS as MARK_THREADS
 from s3capture.store import boto_client
 from s3capture.store.memory import MemoryStore
 
@@ -631,20 +633,36 @@ def test_marks_are_not_delayed_by_stuck_puts(s3: FakeS3, given: dict[str, Any]) 
     assert not _spilled(given)
 
 
-def test_many_marks_may_finish_a_drop_that_nobody_finished(memory: dict[str, Any]) -> None:
-    """More marks than threads meet an announced drop at the same moment, decide it together and none is stuck."""
-    store: MemoryStore = memory["store"]
+class _Gathering(MemoryStore):
+    """Lets as many marks as there are threads for them pass the look at the fences together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(MARK_THREADS)
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        found = super().list(prefix)
+        if prefix.endswith("/fence/"):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.barrier.wait(20)
+        return found
+
+
+def test_many_marks_may_finish_a_drop_that_nobody_finished(tmp_path: Path) -> None:
+    """As many marks as threads meet an announced drop at one moment, decide it together and none is stuck."""
+    store = _Gathering()
+    given: dict[str, Any] = {**GOOD, "store": store, "spill_dir": str(tmp_path / "spill"), "mark_timeout_s": 10.0}
 
     async def run() -> None:
-        sink, source = S3TokenSink(**memory), S3TokenSource(**memory)
+        sink, source = S3TokenSink(**given), S3TokenSource(**given)
         await sink.put(entry())
         snapshot = await source.freeze(ROLLOUT)
         (closing,) = [row.key for row in store.list("") if row.key.endswith("/fence/closing")]
         store.create(closing.replace("closing", f"retiring-{snapshot.version}"), store.get(closing) or b"")
-        marks = [sink.mark_incomplete(ROLLOUT, f"m{number}") for number in range(40)]
-        await asyncio.wait_for(asyncio.gather(*marks), 60)
+        await asyncio.gather(*(sink.mark_incomplete(ROLLOUT, f"m{number}") for number in range(MARK_THREADS)))
+        assert not _spilled(given)
         late = await source.freeze(ROLLOUT)
-        assert (late.incomplete, late.version) == (True, snapshot.version + 40)
+        assert (late.incomplete, late.version) == (True, snapshot.version + MARK_THREADS)
         assert not await source.drop(ROLLOUT, snapshot_id=snapshot.snapshot_id, version=snapshot.version)
 
     asyncio.run(run())

@@ -7,6 +7,7 @@ only package that prints.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from s3capture.cli.common import (
     EXIT_UNUSABLE,
     say,
 )
+from s3capture.cli.conformance import conformance
 from s3capture.cli.demo import demo
 from s3capture.cli.doctor import doctor
 from s3capture.cli.explore import explore
@@ -96,6 +98,7 @@ app.command()(show)
 app.command()(doctor)
 app.add_typer(spill.app, name="spill")
 app.command()(explore)
+app.command()(conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else EXIT_UNUSABLE if ending.code else 0
     except _Interrupted:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         # Threads may be waiting for a store that hangs, and the interpreter would wait for them.
         os._exit(EXIT_INTERRUPTED)
     except CaptureError as error:

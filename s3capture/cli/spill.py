@@ -6,9 +6,11 @@ that looks complete and is not, so anything left behind is an exit status of 1.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -52,7 +54,8 @@ def list_marks(spill_dir: SpillDir = None, as_json: AsJson = False) -> None:
 
     # The directory is a setting of a run; any run and url will do to learn its default.
     directory = settings_of("s3://any", spill_dir=spill_dir).spill_path
-    rows = list(_rows(Spill(directory)))
+    with _unlogged():
+        rows = list(_rows(Spill(directory)))
     for row in rows:
         if as_json:
             out_json(row)
@@ -62,6 +65,18 @@ def list_marks(spill_dir: SpillDir = None, as_json: AsJson = False) -> None:
         say(f"no mark in {directory}")
     if any(row["state"] in ("damaged", "unreadable") for row in rows):
         raise typer.Exit(EXIT_BAD_DATA)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep the log of the package silent: these commands report the same, mark by mark."""
+    logger = logging.getLogger("s3capture")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _rows(spill: Any) -> Iterator[dict[str, Any]]:
@@ -122,7 +137,8 @@ def drain(
     runtime = shared(settings)
     if spill.pending(target=target).marks:
         _check_store(runtime, settings)
-    drained = runtime.spilling.drain()
+    with _unlogged():
+        drained = runtime.spilling.drain()
     if as_json:
         out_json(
             {

@@ -28,6 +28,7 @@ from s3capture.demo.script import Call, Request, Rollout, Script, Twist, rebuild
 from s3capture.demo.show import Show
 from s3capture.demo.verify import LineageJudge, Played
 from s3capture.demo.worker import Act, Job, Reply
+from s3capture.errors import CaptureError
 from s3capture.records import ParentResolutionStatus
 from s3capture.source import S3TokenSource
 from s3capture.spill import Spill
@@ -60,7 +61,6 @@ class Conductor:
         self._active = asyncio.Semaphore(workers * _ROLLOUTS_A_WORKER)
         self._outcome = Outcome(
             title=script.title,
-            where=place.describe(),
             url=place.url,
             run=place.run,
             embedded=place.server is not None,
@@ -93,8 +93,12 @@ class Conductor:
                         group.create_task(self._rollout(rollout, closing))
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-            self._count_the_spill()
-            await closing.count_what_is_left()
+            try:
+                self._count_the_spill()
+                await closing.count_what_is_left()
+            except CaptureError as error:
+                # What was found so far must be told all the same.
+                outcome.differences.append(Difference("", f"what is left could not be counted: {error}"))
         finally:
             self._crew.stop()
             merge(outcome.operations, costs.since_last())

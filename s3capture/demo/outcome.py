@@ -96,7 +96,6 @@ class Outcome:
     """Everything that a demo found out."""
 
     title: str
-    where: str
     url: str
     run: str
     embedded: bool

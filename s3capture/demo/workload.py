@@ -109,6 +109,8 @@ def _half_as_deltas(rollouts: list[Rollout]) -> list[Rollout]:
 def _rollout(rng: random.Random, rollout_id: str, story: _Story, size: _Size, outage: bool) -> Rollout:
     turns = _Turns(rng, size)
     length = max(rng.randint(*size.calls), 4 if story in _MIDDLE_CALL or story is _Story.BRANCHES else 3)
+    if story is _Story.BRANCHES:
+        length = min(length, _SMALL.calls[1] - 2)  # the branch adds two
     calls = [turns.call(None)]
     while len(calls) < length:
         calls.append(turns.call(calls[-1]))

@@ -15,12 +15,12 @@ from typing import Any, Unpack
 from s3capture.endpoint import SettingsKwargs
 from s3capture.errors import TokenCaptureFrozenError
 from s3capture.gym.errors import translated
-from s3capture.gym.matcher import GymMatcher
+from s3capture.gym.matcher import GymLedgerMatcher, GymMatcher
 from s3capture.gym.upstream import Upstream, upstream
 from s3capture.ledger import S3CaptureLedger
 from s3capture.lineage import S3LineageResolver
 from s3capture.protocols import LineageResolution
-from s3capture.records import EngineRefusal, TokenEntry
+from s3capture.records import EngineRefusal, ParentResolutionStatus, TokenEntry
 from s3capture.sink import S3TokenSink
 from s3capture.source import S3TokenSource
 from s3capture.store.base import Store
@@ -58,10 +58,24 @@ class GymTokenSink(S3TokenSink):
                 self._remember(str(entry.rollout_id), str(entry.model_call_id))
                 raise
 
-    async def record_engine_refusal(self, rollout_id: str, **refusal: Any) -> None:
-        """See ``S3TokenSink.record_engine_refusal``."""
+    async def record_engine_refusal(
+        self,
+        rollout_id: str,
+        *,
+        model_call_id: str,
+        code: str | None,
+        parent_call_id: str | None = None,
+        parent_resolution: ParentResolutionStatus | str | None = None,
+    ) -> None:
+        """See ``S3TokenSink.record_engine_refusal``; ``parent_resolution`` is nemo_gym's status or ours."""
         with translated(self._gym):
-            await super().record_engine_refusal(rollout_id, **refusal)
+            await super().record_engine_refusal(
+                rollout_id,
+                model_call_id=model_call_id,
+                code=code,
+                parent_call_id=parent_call_id,
+                parent_resolution=parent_resolution,
+            )
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
         """See ``S3TokenSink.mark_incomplete``, and the class for the one mark that is dropped."""
@@ -104,7 +118,9 @@ class GymTokenSource(S3TokenSource):
             "version": frozen.version,
         }
         if self._gym.refusals_field is not None:
-            values[self._gym.refusals_field] = tuple(_refusal(self._gym, r) for r in frozen.engine_refusals)
+            values[self._gym.refusals_field] = tuple(
+                _refusal(self._gym, frozen.rollout_id, refusal) for refusal in frozen.engine_refusals
+            )
         return self._gym.snapshot(**values)
 
 
@@ -125,7 +141,7 @@ class GymCaptureLedger(S3CaptureLedger):
 
     def __init__(self, *, store: Store | None = None, **settings: Unpack[SettingsKwargs]) -> None:
         self._gym = upstream()
-        super().__init__(matcher=GymMatcher(), store=store, **settings)
+        super().__init__(matcher=GymLedgerMatcher(), store=store, **settings)
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> Any:
         """See ``S3CaptureLedger.resolve``; returns the installed package's ``LineageResolution``."""
@@ -156,10 +172,16 @@ def _entry(gym: Upstream, entry: TokenEntry) -> Any:
     return gym.token_entry.model_validate(entry.model_dump(mode="python"))
 
 
-def _refusal(gym: Upstream, refusal: EngineRefusal) -> Any:
+def _refusal(gym: Upstream, rollout_id: str, refusal: EngineRefusal) -> Any:
     if gym.refusal_record is None:
         return refusal
-    values = refusal.model_dump(mode="python")
+    status = refusal.parent_resolution
+    values = {
+        "rollout_id": rollout_id,
+        **refusal.model_dump(mode="python"),
+        # Its readers compare with their own enumeration, perhaps by identity.
+        "parent_resolution": None if status is None else gym.parent_status(status.value),
+    }
     record: Any = gym.refusal_record
     known = {field.name for field in fields(record)} if is_dataclass(record) else set(record.model_fields)
     return record(**{name: value for name, value in values.items() if name in known})

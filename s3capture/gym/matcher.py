@@ -42,3 +42,16 @@ class GymMatcher:
         except ValueError as error:
             raise UnrepresentableHistoryError(f"nemo_gym cannot fingerprint the request: {error}") from error
         return entry
+
+
+class GymLedgerMatcher(GymMatcher):
+    """``GymMatcher`` for ledger rows, which Gym finds only when the record names the version of fingerprints in use.
+
+    A record that names another version, or none, was made by a worker whose fingerprints may mean something else: Gym
+    never resolves it as a parent, so neither does this.
+    """
+
+    def decide(self, candidates: Sequence[Any], request_items: Sequence[dict[str, Any]]) -> ParentDecision:
+        """See ``GymMatcher.decide``."""
+        known = [each for each in candidates if each.recorded_version == each.fingerprint_version]
+        return super().decide(known, request_items)

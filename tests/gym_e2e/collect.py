@@ -1,8 +1,8 @@
 """A collector: Gym's own finalizer over the source that ``install_source`` installed.
 
-The rule of this module: nothing but Gym's own functions judges a rollout. It reads ``{"settings", "finalize": [results],
-"retire": [[rollout, built]], "freeze": [rollouts], "drop": [[rollout, snapshot_id, version]]}`` from its input, does
-each in that order, and writes the answers as JSON.
+The rule of this module: nothing but Gym's own functions judges a rollout. The first line of its input is the settings,
+every other one an order ``{"finalize": [results], "retire": [[rollout, built]], "freeze": [rollouts], "drop": [[rollout,
+snapshot_id, version]]}``; each is answered by one line under the same names.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ import warnings
 from typing import Any
 
 from nemo_gym.token_id_capture.delivery import finalize_rollout_token_capture, retire_rollout_token_capture
-from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot, installed_token_source
+from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot, TokenSource, installed_token_source
 
 from s3capture.gym import install_source
 
 
-async def collect(given: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked and return the answers under the same names."""
-    owned = install_source(**given["settings"])
-    source = installed_token_source()
-    assert source is owned
+async def collect(source: TokenSource, order: dict[str, Any]) -> dict[str, Any]:
+    """Do what is ordered and return the answers under the same names."""
     finalized = []
-    for result in given.get("finalize", ()):
+    for result in order.get("finalize", ()):
         built = await finalize_rollout_token_capture(result, source)
         finalized.append({"built": built, "result": result})
-    answers = {
+    return {
         "finalize": finalized,
-        "retire": [await retire_rollout_token_capture(r, source, built) for r, built in given.get("retire", ())],
-        "freeze": [_plain(await source.freeze(rollout)) for rollout in given.get("freeze", ())],
+        "retire": [await retire_rollout_token_capture(r, source, built) for r, built in order.get("retire", ())],
+        "freeze": [_plain(await source.freeze(rollout)) for rollout in order.get("freeze", ())],
         "drop": [
             await source.drop(rollout, snapshot_id=snapshot_id, version=version)
-            for rollout, snapshot_id, version in given.get("drop", ())
+            for rollout, snapshot_id, version in order.get("drop", ())
         ],
     }
-    await owned.close()
-    return answers
 
 
 def _plain(snapshot: TokenCaptureSnapshot) -> dict[str, Any]:
@@ -51,6 +46,17 @@ def _plain(snapshot: TokenCaptureSnapshot) -> dict[str, Any]:
     }
 
 
+async def main() -> None:
+    """Install the source, then take orders until the input ends."""
+    owned = install_source(**json.loads(sys.stdin.readline()))
+    source = installed_token_source()
+    assert source is owned
+    for line in sys.stdin:
+        sys.stdout.write(f"{json.dumps(await collect(source, json.loads(line)))}\n")
+        sys.stdout.flush()
+    await owned.close()
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # Gym warns about every masked rollout; the answers say so
-    sys.stdout.write(json.dumps(asyncio.run(collect(json.load(sys.stdin)))))
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Gym's model server as a child process: started, awaited until every worker serves, ended with all its workers.
+"""Gym's processes as children of the test: the model server with its workers, and a collector.
 
 The rule of this module: ready is what the server says, never a guess in seconds; and a server that died fails the test
 with its own last words.
@@ -6,6 +6,7 @@ with its own last words.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,12 +15,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from gym_env import PROGRAMS, REPOSITORY, GymPlace
 
 PAGE = REPOSITORY / "docs" / "nemo-gym.md"
-_START_S = 90.0
+_START_S = 240.0  # seconds on an idle machine; every worker imports all of Gym
 _LOG_S = 30.0
 
 
@@ -92,3 +93,51 @@ class GymServer:
         """Return when the server has noticed that the client of a call in ``rollout`` disconnected."""
         pattern = re.compile(rf"/ng-rollout/{re.escape(rollout)}/\S+\" 499 CLIENT DISCONNECTED")
         self.await_log(lambda log: pattern.search(log) is not None, f"the hang-up in {rollout}")
+
+
+class Collector:
+    """A process that runs Gym's finalizer over an installed source of ours; use it as a context manager."""
+
+    def __init__(self, gym: GymPlace, settings: dict[str, Any], log: Path) -> None:
+        self._command = [str(gym.python), str(PROGRAMS / "collect.py")]
+        self._environment = gym.environment()
+        self._settings = settings
+        self._log_path = log
+
+    def __enter__(self) -> Self:
+        with self._log_path.open("w") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                text=True,
+            )
+        self._say(self._settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Have one order done and return its answers."""
+        self._say(order)
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        assert answer, f"the collector ended:\n{self._log_path.read_text()[-6000:]}"
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _say(self, order: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(order)}\n")
+        self._process.stdin.flush()

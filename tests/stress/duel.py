@@ -127,7 +127,9 @@ async def _step(actor: Actor, rollout: str, step: str, call: str, variant: int) 
         case "drop":
             frozen = await actor.freeze(rollout)
             if frozen.acked:
-                await actor.drop(rollout, frozen.result)
+                # A mark at the same moment: either the drop sees it and says no, or the mark is refused.
+                beside = [actor.mark(rollout, f"beside-{actor.log.actor}")] if variant else []
+                await asyncio.gather(actor.drop(rollout, frozen.result), *beside)
         case "retire":
             await actor.retire(rollout)
 

@@ -1,8 +1,8 @@
 """What a check works with: fresh endpoints, a rollout id of its own, and records that any transport must take.
 
 The rule of this module: every check gets other rollout ids and fresh instances, so no check can spoil or help another
-one; and records are built from the contract's fields alone (contract.md, "Records"), so that they can be of this package's
-``TokenEntry`` or of any type of that shape.
+one; and records are built from the contract's fields alone, so that they can be of this package's ``TokenEntry`` or of
+any type of that shape.
 """
 
 from __future__ import annotations

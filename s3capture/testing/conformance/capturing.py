@@ -38,7 +38,7 @@ async def idempotent_reput(case: Case) -> None:
 
 
 async def conflicting_reput(case: Case) -> None:
-    """Another payload for the same call is a ValueError, or else the frozen rollout is incomplete; nothing is replaced."""
+    """Another payload for the same call is a ValueError, or the frozen rollout is incomplete; nothing is replaced."""
     for number, make_sink in enumerate(("the same sink", "another sink")):
         one = case.another(number)
         sink, entry = one.sink(), one.entry()

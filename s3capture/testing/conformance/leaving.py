@@ -1,6 +1,6 @@
 """Checks of the source: freezing, and the three ways to leave (drop, retire, delete).
 
-The rule of this module: the fence may be relaxed (contract.md), so a late write may return; what it may never do is leave
+The rule of this module: the contract's fence may be relaxed, so a late write may return; what it may never do is leave
 the consumed snapshot retirable. Retirement has no such latitude: behind it every write raises the retired error.
 """
 
@@ -75,7 +75,7 @@ async def repeated_put_behind_freeze(case: Case) -> None:
 
 
 async def typed_errors(case: Case) -> None:
-    """Late writes raise the frozen error and not the retired one; after retirement the retired one, a frozen one too."""
+    """Late puts raise the frozen error and not the retired one; after retirement the retired one, a frozen one too."""
     sink = case.sink()
     await sink.put(case.entry())
     await case.freeze()
@@ -139,7 +139,7 @@ async def repeated_drop(case: Case) -> None:
     attempts = [
         ("put", sink.put(case.entry("late", prompt=(21,)))),
         ("put of the dropped record", sink.put(case.entry())),
-        ("mark", sink.mark_incomplete(case.rollout, "late")),
+        ("mark", sink.mark_incomplete(case.rollout, "lost")),
     ]
     for what, error in await refusals_of_all(attempts):
         expect(error is not None and case.kinds.is_frozen(error), f"{what} behind the drop: {said(error)}")
@@ -250,7 +250,7 @@ async def _expect_retired(case: Case, sink: Any, state_of: str) -> None:
     attempts = [
         ("put", sink.put(case.entry("late", prompt=(21,)))),
         ("put of the retired record", sink.put(case.entry())),
-        ("mark_incomplete", sink.mark_incomplete(case.rollout, "late")),
+        ("mark_incomplete", sink.mark_incomplete(case.rollout, "lost")),
     ]
     if hasattr(sink, "begin_call"):
         attempts.append(("begin_call", sink.begin_call(case.rollout, "late")))

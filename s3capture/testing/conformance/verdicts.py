@@ -1,7 +1,7 @@
 """What a check may say: it holds, it is broken and why, or it was not asked.
 
-The rule of this module: a check says ``expect(condition, detail)`` and nothing else about its own name; the runner names
-it, so that a fault is always reported under the check that found it, also when the transport raised where it must not.
+The rule of this module: a check says ``expect(condition, detail)`` and the runner names it, so that a fault is always
+reported under the check that found it, also when the transport raised where it must not.
 Errors are judged by their class or by the *name* of a class in their ancestry, because a transport may raise its own.
 """
 
@@ -33,8 +33,8 @@ class ConformanceError(AssertionError):
         super().__init__(f"{check}: {detail}")
 
 
-class Fault(Exception):  # noqa: N818 - the verdict of a check, named and re-raised as ConformanceError by the runner
-    """What a check found to be wrong."""
+class Fault(Exception):
+    """What a check found to be wrong; the runner names the check and makes it a ``ConformanceError``."""
 
 
 class Ending(StrEnum):

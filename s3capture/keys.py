@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import ClassVar
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEAD = 100
@@ -104,6 +105,11 @@ class RunKeys:
         return f"{self.prefix}/{escape(self.run)}/" if self.prefix else f"{escape(self.run)}/"
 
     @property
+    def parts(self) -> tuple[str, str, str]:
+        """The folders that make a folder a run: it may have a ledger or an archive and no attempts."""
+        return (self.attempts, f"{self.root}ledger/", f"{self.root}archive/")
+
+    @property
     def attempts(self) -> str:
         """The prefix of all rollouts; ``attempts_shard`` splits it 256 ways."""
         return f"{self.root}attempts/"
@@ -136,38 +142,82 @@ def run_folder(prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutKeys:
-    """The keys of one rollout attempt. Calls are given by id; ``*_at`` takes an escaped segment."""
+class _Keys:
+    """What the records and the ledger of one rollout attempt have in common: calls, fences, lineage.
+
+    Calls are given by id; ``*_at`` takes an escaped segment, as a LIST gives it.
+    """
 
     of: RunKeys
     rollout_id: str
 
+    _FOLDER: ClassVar[str]
+
     @property
     def base(self) -> str:
-        """Where the attempt lives; ends in ``/``, so no other rollout id shares it."""
-        return f"{self.of.root}attempts/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
+        """Where it all lives; ends in ``/``, so no other rollout id shares it."""
+        return f"{self.of.root}{self._FOLDER}/{self._place}/"
+
+    @property
+    def _place(self) -> str:
+        return f"{shard(self.rollout_id)}/{escape(self.rollout_id)}"
 
     @property
     def lineage_base(self) -> str:
-        """Where the continuation markers of the attempt live."""
-        return f"{self.of.root}lineage/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
+        """Where the continuation markers live."""
+        return f"{self.base}lineage/"
 
     def intent(self, call: str) -> str:
-        """A call is about to be generated."""
+        """The announcement of a call."""
         return f"{self.base}intent/{escape(call)}"
 
     def call(self, call: str) -> str:
-        """The one outcome of a call: entry, refusal or seal."""
+        """The one outcome of a call."""
         return self.call_at(escape(call))
 
     def call_at(self, segment: str) -> str:
         """As ``call``, for a segment that a LIST gave."""
-        return f"{self.base}call/{segment}"
+        return f"{self.calls}{segment}"
 
     @property
     def calls(self) -> str:
         """The prefix of all outcomes."""
         return f"{self.base}call/"
+
+    @property
+    def fences(self) -> str:
+        """The prefix of all announcements and decisions."""
+        return f"{self.base}fence/"
+
+    @property
+    def closing(self) -> str:
+        """The announcement that the rollout closes, one way or the other."""
+        return f"{self.fences}closing"
+
+    @property
+    def retired(self) -> str:
+        """Unconditional retirement."""
+        return f"{self.fences}retired"
+
+    def lineage(self, fingerprint: str) -> str:
+        """The prefix of the candidates for one fingerprint."""
+        return f"{self.lineage_base}{escape(fingerprint, _MAX_FINGERPRINT)}/"
+
+    def lineage_call(self, fingerprint: str, call: str) -> str:
+        """The marker: this call's output has this fingerprint."""
+        return f"{self.lineage(fingerprint)}{escape(call)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutKeys(_Keys):
+    """The keys of the records of one rollout attempt."""
+
+    _FOLDER: ClassVar[str] = "attempts"
+
+    @property
+    def lineage_base(self) -> str:
+        """Where the continuation markers live: beside the attempts, so that a LIST of one shows none of the other."""
+        return f"{self.of.lineage}{self._place}/"
 
     def conflict(self, call: str, digest: str) -> str:
         """A payload that lost to another one of the same call."""
@@ -178,101 +228,45 @@ class RolloutKeys:
         return f"{self.base}mark/{escape(mark_id)}"
 
     @property
-    def fences(self) -> str:
-        """The prefix of all announcements and decisions."""
-        return f"{self.base}fence/"
-
-    @property
-    def closing(self) -> str:
-        """The announcement of freeze and of retire."""
-        return f"{self.base}fence/closing"
-
-    @property
     def frozen(self) -> str:
         """The freeze decision: the manifest."""
-        return f"{self.base}fence/frozen"
-
-    @property
-    def retired(self) -> str:
-        """Unconditional retirement."""
-        return f"{self.base}fence/retired"
+        return f"{self.fences}frozen"
 
     def retiring(self, version: int) -> str:
         """The announcement of a drop at ``version``."""
-        return f"{self.base}fence/retiring-{version}"
+        return f"{self.fences}retiring-{version}"
 
     def drop(self, version: int) -> str:
         """The decision of a drop at ``version``."""
-        return f"{self.base}fence/drop-{version}"
-
-    def lineage(self, fingerprint: str) -> str:
-        """The prefix of the candidates for one fingerprint."""
-        return f"{self.lineage_base}{escape(fingerprint, _MAX_FINGERPRINT)}/"
-
-    def lineage_call(self, fingerprint: str, call: str) -> str:
-        """The empty marker: this call's output has this fingerprint."""
-        return f"{self.lineage(fingerprint)}{escape(call)}"
+        return f"{self.fences}drop-{version}"
 
     def lineage_conflict(self, fingerprint: str, call: str) -> str:
         """The marker that takes a conflicted call out of the candidates."""
-        return f"{self.lineage(fingerprint)}{escape(call)}{_CONFLICT}"
+        return f"{self.lineage_call(fingerprint, call)}{_CONFLICT}"
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerKeys:
+class LedgerKeys(_Keys):
     """The keys of the ledger of one rollout attempt: rows about calls whose tokens are staged elsewhere."""
 
-    of: RunKeys
-    rollout_id: str
-
-    @property
-    def base(self) -> str:
-        """Where the ledger lives; ends in ``/``."""
-        return f"{self.of.root}ledger/{shard(self.rollout_id)}/{escape(self.rollout_id)}/"
-
-    def intent(self, call: str) -> str:
-        """A call asks to be admitted."""
-        return f"{self.base}intent/{escape(call)}"
-
-    def call(self, call: str) -> str:
-        """The one outcome of a call: its committed row or its refusal."""
-        return self.call_at(escape(call))
-
-    def call_at(self, segment: str) -> str:
-        """As ``call``, for a segment that a LIST gave."""
-        return f"{self.base}call/{segment}"
+    _FOLDER: ClassVar[str] = "ledger"
 
     def failure(self, call: str, digest: str) -> str:
         """One failure row; ``digest`` is the SHA-256 of its reason, so the same reason twice is one row."""
-        return f"{self.base}failure/{escape(call)}/{digest}"
+        return self.failure_at(escape(call), digest)
 
-    @property
-    def closing(self) -> str:
-        """The announcement that admissions close, or that the ledger retires."""
-        return f"{self.base}fence/closing"
+    def failure_at(self, segment: str, digest: str) -> str:
+        """As ``failure``, for a segment that a LIST gave."""
+        return f"{self.base}failure/{segment}/{digest}"
+
+    def intent_at(self, segment: str) -> str:
+        """As ``intent``, for a segment that a LIST gave."""
+        return f"{self.base}intent/{segment}"
 
     @property
     def closed(self) -> str:
         """The decision which calls were admitted."""
-        return f"{self.base}fence/closed"
-
-    @property
-    def retired(self) -> str:
-        """Retirement."""
-        return f"{self.base}fence/retired"
-
-    @property
-    def fences(self) -> str:
-        """The prefix of announcement and decisions."""
-        return f"{self.base}fence/"
-
-    def lineage(self, fingerprint: str) -> str:
-        """The prefix of the rows with one continuation fingerprint."""
-        return f"{self.base}lineage/{escape(fingerprint, _MAX_FINGERPRINT)}/"
-
-    def lineage_call(self, fingerprint: str, call: str) -> str:
-        """The empty marker: this call's output has this fingerprint."""
-        return f"{self.lineage(fingerprint)}{escape(call)}"
+        return f"{self.fences}closed"
 
 
 @dataclass(frozen=True, slots=True)

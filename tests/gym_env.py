@@ -27,7 +27,6 @@ import pytest
 VERSION = "0.7.0"
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
-PROGRAMS = TESTS / "gym_e2e"
 
 _OLDEST = (3, 12)  # Gym builds endpoints by ``Protocol.__protocol_attrs__``, which came with it
 _TRIED_FIRST = ((3, 13), (3, 12), (3, 14), (3, 15))  # 0.7.0 declares 3.13

@@ -388,7 +388,7 @@ def test_a_run_in_use_is_refused_before_anything_is_written() -> None:
 def test_the_endpoints_for_nemo_gym_pass_with_its_own_types(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Sink, source, resolver and ledger of s3capture.gym pass with nemo_gym's records, stamps and resolutions."""
     settings = {"url": "s3://capture/p", "run": "r", "spill_dir": str(tmp_path)}
-    found = gym_env.beside(request.config).run(Path(__file__).parent / "gym_types.py", settings)
+    found = gym_env.beside(request.config).run(str(Path(__file__).parent / "gym_types.py"), given=settings)
     assert found == {"transport": NAMES, "ledger": LEDGER_NAMES}
 
 

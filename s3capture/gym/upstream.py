@@ -8,6 +8,7 @@ then None, or gives one error that says what to install.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -63,14 +64,26 @@ def upstream() -> Upstream:
         try:
             return _look(package)
         except ModuleNotFoundError as error:
-            if error.name is None or not package.startswith(error.name):
-                problems.append(f"{package} needs {error.name}, which is not installed")
+            if (problem := _absence(package, error.name or "")) is not None:
+                problems.append(problem)
         except (ImportError, AttributeError) as error:
             problems.append(f"{package}: {error}")
-    found = "; ".join(problems) or "it is not installed"
+    if not problems:
+        absent = importlib.util.find_spec("nemo_gym") is None
+        problems = ["it is not installed" if absent else f"the one installed is too old: it has no {PACKAGES[-1]}"]
     raise GymNotFoundError(
-        f"s3capture.gym needs nemo-gym 0.7.0 or newer in this environment ({found}): pip install 'nemo-gym>=0.7.0'"
+        f"s3capture.gym needs nemo-gym 0.7.0 or newer in this environment ({'; '.join(problems)}): "
+        "pip install 'nemo-gym>=0.7.0'"
     )
+
+
+def _absence(package: str, missing: str) -> str | None:
+    """What a missing module means; None when it is only that ``package`` is not this installation's home."""
+    if f"{package}.".startswith(f"{missing}."):
+        return None
+    if missing.startswith("nemo_gym."):
+        return f"the one installed has no {missing}"
+    return f"{package} needs {missing}, which is not installed"
 
 
 def _look(package: str) -> Upstream:

@@ -23,9 +23,6 @@ from s3capture.reader import Reader
 
 _T = TypeVar("_T")
 
-# What makes a folder a run; a run may have a ledger or an archive and no attempts.
-_PARTS = frozenset({"attempts/", "ledger/", "archive/"})
-
 
 class State(StrEnum):
     """How far a rollout has come. ``freezing``: a freeze or retirement was announced and is not decided."""
@@ -109,7 +106,7 @@ def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
         except (InvalidIdError, ValueError):
             continue
         below = reader.folders(keys.root)
-        if any(path.removeprefix(keys.root) in _PARTS for path in below):
+        if not set(keys.parts).isdisjoint(below):
             yield _run_summary(reader, keys, with_attempts=keys.attempts in below)
 
 

@@ -140,8 +140,8 @@ def contents(keys: LedgerKeys, what: str = "manifest") -> Steps[LedgerContents]:
         raise _retired(keys, what)
     calls, failures, intents = sorted(seen.outcomes), sorted(seen.failures), sorted(seen.intents - seen.outcomes.keys())
     wanted = [keys.call_at(segment) for segment in calls]
-    wanted += [f"{keys.base}failure/{segment}/{digest}" for segment, digest in failures]
-    wanted += [f"{keys.base}intent/{segment}" for segment in intents]
+    wanted += [keys.failure_at(segment, digest) for segment, digest in failures]
+    wanted += [keys.intent_at(segment) for segment in intents]
     wanted += [keys.closed] if seen.closed else []
     answers = (yield tuple(Get(key) for key in wanted)) if wanted else ()
     read = {key: found(answer) for key, answer in zip(wanted, answers, strict=True)}
@@ -152,13 +152,13 @@ def contents(keys: LedgerKeys, what: str = "manifest") -> Steps[LedgerContents]:
         raise CorruptObjectError(f"{lost}: listed in the ledger and no longer in the bucket")
     stored = {s: bodies.read(keys, keys.call_at(s), read[keys.call_at(s)] or b"", ROW, REFUSAL) for s in calls}
     admitted = bodies.read_closed(keys, read[keys.closed] or b"") if seen.closed else None
-    names = {s: _call_of(keys, f"{keys.base}intent/{s}", read) for s in intents}
+    names = {s: _call_of(keys, keys.intent_at(s), read) for s in intents}
     return LedgerContents(
         rows={s: o.value() for s, o in stored.items() if o.kind == ROW},
         refused={s: o.value() for s, o in stored.items() if o.kind == REFUSAL},
         failures=tuple(
             bodies.read(keys, key, read[key] or b"", "ledger-failure").value()
-            for key in (f"{keys.base}failure/{segment}/{digest}" for segment, digest in failures)
+            for key in (keys.failure_at(segment, digest) for segment, digest in failures)
         ),
         # An intent behind the closing decision was never admitted, so nothing can come of it.
         unsettled=frozenset(intents if admitted is None else admitted.intersection(intents)),

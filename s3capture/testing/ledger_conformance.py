@@ -30,9 +30,9 @@ async def run_ledger_conformance(
     """Run every check on a ledger and return the names that passed; ``.skipped`` holds the others with the reason.
 
     ``ledger_factory`` returns fresh instances over one shared backend. ``commit_type`` is the pydantic model that
-    ``record`` takes, by default this package's ``CaptureLedgerCommit``; its records name ``fingerprint_version`` (a ledger
-    that embeds nemo_gym's matcher resolves only those that name its ``FINGERPRINT_VERSION``). Checks of ``begin_call`` and
-    ``close_admissions``, and of ``refuse_call``, are skipped where the ledger lacks them.
+    ``record`` takes, by default this package's ``CaptureLedgerCommit``; its records name ``fingerprint_version`` (a
+    ledger that embeds nemo_gym's matcher resolves only those that name its ``FINGERPRINT_VERSION``). Checks of
+    ``begin_call`` and ``close_admissions``, and of ``refuse_call``, are skipped where the ledger lacks them.
 
     Raise ``ConformanceError`` at the first check that fails.
     """

@@ -148,6 +148,15 @@ def l7_the_living_finish(end: End) -> Iterator[str]:
             yield f"{outcome.op} of {outcome.actor} ended in {outcome.result.kind.__name__}: {outcome.result.text}"
 
 
+def l8_one_outcome_is_acknowledged(end: End) -> Iterator[str]:
+    """Of different rows of one call, or a row and a refusal, one is acknowledged at most."""
+    acknowledged: dict[str, str] = {}
+    for write in _kept(end, "record") + _kept(end, "refuse"):
+        first = acknowledged.setdefault(_call(write), write.op)
+        if first != write.op:
+            yield f"{first} and {write.op} were both acknowledged"
+
+
 def a_later_framework_sees_the_truth(end: End) -> Iterator[str]:
     """A close alone, after everything, agrees with every earlier answer; then retire and delete do their work."""
     bucket = dict(end.bucket)
@@ -179,5 +188,6 @@ LEDGER_PROMISES = (
     l5_one_row_for_each_call,
     l6_retirement_is_final,
     l7_the_living_finish,
+    l8_one_outcome_is_acknowledged,
     a_later_framework_sees_the_truth,
 )

@@ -54,7 +54,7 @@ class LedgerScripts:
         """Commit a row; ``begun`` is the index of this actor's begin, without whose admission nothing is recorded."""
         row = ledger_bodies.row(LEDGER, call, {"v": value}, fingerprint="f", by=self._name)
         return Op(
-            f"record:{call}",
+            f"record:{call}:{value}",
             lambda results: (
                 None if begun is not None and results[begun] is not None else self._protocol.settle_call(LEDGER, row)
             ),

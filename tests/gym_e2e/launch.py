@@ -1,7 +1,7 @@
 """Starts a Gym model server the way Gym's own launcher does, with the capture block of docs/nemo-gym.md as it stands.
 
 The rule of this module: the block is read from the page and handed on word for word, interpolations included. Usage:
-``launch.py PAGE PORT HEAD_PORT ENGINE_URL WORKERS``; the variables that the block names come from the environment. The
+``python -m gym_e2e.launch PAGE PORT HEAD_PORT ENGINE_URL WORKERS``; the variables that the block names come from the environment. The
 process becomes the server.
 """
 

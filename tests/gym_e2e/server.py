@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from gym_env import PROGRAMS, REPOSITORY, GymPlace
+from gym_env import REPOSITORY, GymPlace
 
 PAGE = REPOSITORY / "docs" / "nemo-gym.md"
 _START_S = 240.0  # seconds on an idle machine; every worker imports all of Gym
@@ -41,7 +41,7 @@ class GymServer:
         self.port, head_port = free_ports(2)
         self._log_path = log
         arguments = [str(PAGE), str(self.port), str(head_port), engine_url, str(workers)]
-        self._command = [str(gym.python), str(PROGRAMS / "launch.py"), *arguments]
+        self._command = [str(gym.python), "-m", "gym_e2e.launch", *arguments]
         self._environment = gym.environment(**environment)
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Collector:
     """A process that runs Gym's finalizer over an installed source of ours; use it as a context manager."""
 
     def __init__(self, gym: GymPlace, settings: dict[str, Any], log: Path) -> None:
-        self._command = [str(gym.python), str(PROGRAMS / "collect.py")]
+        self._command = [str(gym.python), "-m", "gym_e2e.collect"]
         self._environment = gym.environment()
         self._settings = settings
         self._log_path = log

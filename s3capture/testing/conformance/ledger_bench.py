@@ -66,7 +66,7 @@ class LedgerCase:
             "cum_len": prev_len + 5,
             "weight_version": 3,
             "digest": digest_of(f"digest of {call}"),
-            "extrasdigest_of": digest_of("extras"),
+            "extras_digest": digest_of("extras"),
             "staging_key": f"staging/{call}",
             "mode": "text" if parent is None else "token_in",
             "chain_hash": digest_of(f"chain of {call}"),

@@ -43,7 +43,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One row of a LIST. ``size`` is in bytes; ``stamp`` changes when the key was made anew."""
+    """One row of a LIST. ``size`` is in bytes; ``stamp`` changes when the key was made anew, ``""`` means unknown."""
 
     key: str
     size: int

@@ -30,6 +30,6 @@ def check_run(settings: Settings, *, resume: bool = False, store: Store | None =
     if held:
         raise RunInUseError(
             f"run {settings.run!r} in {runtime.store.describe()} already holds data ({', '.join(sorted(held))}): "
-            "rollout ids repeat in every run, so a second run under this name would meet frozen rollouts and mix records. "
-            "Choose another run id, or pass resume=True to go on with this run"
+            "rollout ids repeat in every run, so a second run under this name would meet frozen rollouts and mix "
+            "records. Choose another run id, or pass resume=True to go on with this run"
         )

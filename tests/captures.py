@@ -5,12 +5,15 @@ The rule of this module: plain makers without expectations; what must hold is sa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fakes3 import FakeS3
 
+from s3capture import S3TokenSink
+from s3capture.errors import StoreUnavailableError
 from s3capture.matching import stamp_continuation
 from s3capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
 
@@ -92,6 +95,15 @@ def on_fake(s3: FakeS3, spill: Path, **more: Any) -> dict[str, Any]:
         "op_timeout_s": 20.0,
         **more,
     }
+
+
+async def warm_up(sink: S3TokenSink) -> None:
+    """Put call ``c0`` however long the first use takes: what comes after it is judged by a short timeout."""
+    for _ in range(100):
+        with contextlib.suppress(StoreUnavailableError):
+            await sink.put(entry("c0"))
+            return
+    raise AssertionError("the server of the test does not answer")
 
 
 def captures(keys: Sequence[str]) -> list[str]:

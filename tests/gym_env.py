@@ -31,11 +31,11 @@ REPOSITORY = TESTS.parent
 _OLDEST = (3, 12)  # Gym builds endpoints by ``Protocol.__protocol_attrs__``, which came with it
 _TRIED_FIRST = ((3, 13), (3, 12), (3, 14), (3, 15))  # 0.7.0 declares 3.13
 _GYM = [f"nemo-gym=={VERSION}"]
-_OF_THE_SERVER = (
-    "fastapi uvicorn httptools aiohttp itsdangerous omegaconf hydra-core rich openai==2.44.0 anthropic<=0.109.2 "
-    "psutil requests yappi pydot pytest"
-).split()
-_OURS = "boto3>=1.36 orjson>=3.10 pydantic>=2.8 tenacity>=9.0 typer>=0.15 zstandard>=0.23".split()
+_OF_THE_SERVER = [
+    "fastapi", "uvicorn", "httptools", "aiohttp", "itsdangerous", "omegaconf", "hydra-core", "rich", "openai==2.44.0",
+    "anthropic<=0.109.2", "psutil", "requests", "yappi", "pydot", "pytest",
+]  # fmt: skip
+_OURS = ["boto3>=1.36", "orjson>=3.10", "pydantic>=2.8", "tenacity>=9.0", "typer>=0.15", "zstandard>=0.23"]
 _RAY = "2.58.0"
 
 
@@ -52,7 +52,9 @@ class GymPlace:
         path = [*map(str, self.path), str(REPOSITORY), str(TESTS)]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", **more}
 
-    def run(self, *arguments: str, given: Any = None, timeout: float = 120.0, **more: str) -> Any:
+    def run(
+        self, *arguments: str, given: Any = None, timeout: float = 120.0, variables: dict[str, str] | None = None
+    ) -> Any:
         """Run Python with ``arguments`` and ``given`` as JSON on its input; return its output read as JSON.
 
         A program that fails fails the test, with all it said.
@@ -64,7 +66,7 @@ class GymPlace:
             text=True,
             check=False,
             timeout=timeout,
-            env=self.environment(**more),
+            env=self.environment(**variables or {}),
         )
         assert done.returncode == 0, f"{' '.join(arguments)[:80]} failed:\n{done.stderr}\n{done.stdout[-6000:]}"
         return json.loads(done.stdout)
@@ -106,10 +108,11 @@ def find_python() -> Path:
     for major, minor in _TRIED_FIRST:
         name = f"python{major}.{minor}"
         # A shim on PATH exists for every version pyenv has, and fails unless that version is selected: so it is asked.
-        found = [shutil.which(name), *sorted(root.glob(f"versions/{major}.{minor}.*/bin/{name}"), reverse=True)]
-        for candidate in filter(None, found):
-            if _works(Path(candidate)):
-                return Path(candidate)
+        on_path = shutil.which(name)
+        found = sorted(root.glob(f"versions/{major}.{minor}.*/bin/{name}"), reverse=True)
+        for candidate in [*([Path(on_path)] if on_path else []), *found]:
+            if _works(candidate):
+                return candidate
     if sys.version_info[:2] >= _OLDEST:
         return Path(sys.executable)
     pytest.fail(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import ROLLOUT, captures, continued, entry, on_fake
+from captures import ROLLOUT, captures, continued, entry, on_fake, warm_up
 from fakes3 import Exchange, FakeS3, Hold, LoseReply, Reply, on
 
 from s3capture import S3LineageResolver, S3TokenSink, S3TokenSource
@@ -180,10 +180,14 @@ def test_one_instance_serves_several_event_loops_in_turn(given: dict[str, Any]) 
     assert len(asyncio.run(source.freeze(ROLLOUT)).entries) == 3
 
 
+@pytest.mark.parametrize("first", ["put", "resolve"])
 def test_64_threads_at_first_use_share_one_client(
-    s3: FakeS3, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    s3: FakeS3, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """First use from many loops at the same moment makes one client and one check of the store, and loses nothing."""
+    """First use from many loops at the same moment makes one client and one check of the store, and loses nothing.
+
+    Puts wait for that check; resolves need none, and so come to the making of the client all at once.
+    """
     made: list[object] = []
     make = boto_client.make_client
 
@@ -192,17 +196,22 @@ def test_64_threads_at_first_use_share_one_client(
         return make(settings)
 
     monkeypatch.setattr(boto_client, "make_client", counting)
-    sink, barrier = S3TokenSink(**given), threading.Barrier(64)
+    given |= {"max_concurrency": 64}
+    sink, resolver, barrier = S3TokenSink(**given), S3LineageResolver(**given), threading.Barrier(64)
 
-    def put(number: int) -> None:
+    def use(number: int) -> None:
         barrier.wait(60)
-        asyncio.run(sink.put(entry(f"c{number}")))
+        if first == "put":
+            asyncio.run(sink.put(entry(f"c{number}")))
+        else:
+            assert asyncio.run(resolver.resolve(ROLLOUT, continued())).status == "unresolved"
 
     with ThreadPoolExecutor(64) as pool:
-        list(pool.map(put, range(64)))
+        list(pool.map(use, range(64)))
     assert len(made) == 1
-    assert len(s3.seen("PutObject", "*/probe/*")) == 2
-    assert len(asyncio.run(S3TokenSource(**given).freeze(ROLLOUT)).entries) == 64
+    if first == "put":
+        assert len(s3.seen("PutObject", "*/probe/*")) == 2
+        assert len(asyncio.run(S3TokenSource(**given).freeze(ROLLOUT)).entries) == 64
 
 
 def test_endpoints_with_equal_settings_share_connections(s3: FakeS3, given: dict[str, Any]) -> None:
@@ -291,7 +300,7 @@ def test_close_is_bounded_when_the_store_hangs(s3: FakeS3, given: dict[str, Any]
             exchange.send_bytes(b".")
 
     async def run() -> None:
-        await sink.put(entry("c0"))
+        await warm_up(sink)
         s3.script(on("PutObject", CALL), drip, times=None)
         with pytest.raises(StoreUnavailableError):
             await sink.put(entry())
@@ -375,8 +384,8 @@ def test_a_cancelled_put_that_fails_marks_the_rollout(
     s3: FakeS3, given: dict[str, Any], tmp_path: Path, mark: str
 ) -> None:
     """Nobody else would: the sink marks the rollout itself, in the bucket or on disk, and close waits for that too."""
-    given |= {"op_timeout_s": 1.0, "mark_timeout_s": 0.6}
-    sink, hold = S3TokenSink(**given), Hold()
+    short = {**given, "op_timeout_s": 1.0, "mark_timeout_s": 15.0 if mark == "bucket" else 0.6}
+    sink, hold = S3TokenSink(**short), Hold()
 
     def fail(exchange: Exchange) -> None:
         hold.arrived.set()
@@ -384,7 +393,7 @@ def test_a_cancelled_put_that_fails_marks_the_rollout(
         Reply(500, "InternalError")(exchange)
 
     async def run() -> None:
-        await sink.put(entry("c0"))
+        await warm_up(sink)
         s3.script(on("PutObject", CALL), fail, times=None)
         if mark == "disk":
             s3.script(on("PutObject", "*/mark/*"), Reply(503, "SlowDown"), times=None)
@@ -606,7 +615,7 @@ def test_a_spilled_mark_counts_at_once_in_another_process(s3: FakeS3, given: dic
 def test_a_mark_that_nothing_can_take_is_said_aloud(s3: FakeS3, given: dict[str, Any], tmp_path: Path) -> None:
     """With store and disk both failing, the error names both and the rollout."""
     (tmp_path / "file").write_text("not a directory")
-    given |= {"mark_timeout_s": 0.4, "spill_dir": str(tmp_path / "file" / "spill")}
+    given |= {"mark_timeout_s": 15.0, "spill_dir": str(tmp_path / "file" / "spill")}
     s3.script(on("PutObject", "*/mark/*"), Reply(403, "AccessDenied"), times=None)
     with pytest.raises(SpillError, match=ROLLOUT) as lost:
         asyncio.run(S3TokenSink(**given).mark_incomplete(ROLLOUT, "c9"))
@@ -616,7 +625,7 @@ def test_a_mark_that_nothing_can_take_is_said_aloud(s3: FakeS3, given: dict[str,
 
 def test_marks_are_not_delayed_by_stuck_puts(s3: FakeS3, given: dict[str, Any]) -> None:
     """With every thread of the puts held by the store, marks still reach the bucket, and none goes to the disk."""
-    given |= {"max_concurrency": 2, "read_timeout_s": 30.0}
+    given |= {"max_concurrency": 2, "read_timeout_s": 30.0, "op_timeout_s": 60.0, "mark_timeout_s": 30.0}
     sink, hold = S3TokenSink(**given), Hold()
 
     async def run() -> None:
@@ -732,7 +741,7 @@ def test_removed_are_those_that_had_anything(memory: dict[str, Any], operation: 
 
 def test_a_large_batch_is_not_timed_out_by_its_own_queue(s3: FakeS3, given: dict[str, Any]) -> None:
     """The time of each rollout runs from its own start: a batch may take longer than one operation may."""
-    given |= {"max_concurrency": 2, "op_timeout_s": 2.0}
+    given |= {"max_concurrency": 2, "op_timeout_s": 3.0}
 
     def slowly(exchange: Exchange) -> None:
         threading.Event().wait(0.15)
@@ -740,9 +749,9 @@ def test_a_large_batch_is_not_timed_out_by_its_own_queue(s3: FakeS3, given: dict
 
     async def run() -> None:
         source = S3TokenSource(**given)
-        await source.retire(["first"])
+        await warm_up(S3TokenSink(**given))
         s3.script(on("PutObject"), slowly, times=None)
-        batch = [f"r{number}" for number in range(24)]
+        batch = [f"r{number}" for number in range(30)]
         assert (await source.retire(batch))["absent"] == batch
 
     asyncio.run(run())

@@ -1,12 +1,11 @@
 """A real Gym model server with three workers over our endpoints, and Gym's own finalizer behind it.
 
-What runs is the published nemo-gym wheel, configured by the very block that docs/nemo-gym.md shows; ours are the harness,
-the engine, and what is asserted: tokens compared with those of the engine, keys with those in the bucket.
+What runs is the published nemo-gym wheel, configured by the very block that docs/nemo-gym.md shows; ours are the
+harness, the engine, and what is asserted: tokens compared with those of the engine, keys with those in the bucket.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import subprocess
@@ -233,7 +232,7 @@ def test_a_call_under_way_at_the_freeze(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("code", "status", "marks"), [("policy", 500, 0), ("context", 200, 1)])
 def test_an_engine_refusal(stage: Stage, code: str, status: int, marks: int) -> None:
-    """0.7.0 knows no refusals: it fails the call, or answers a context overflow itself, and either masks the rollout."""
+    """0.7.0 knows no refusals: it fails the call or answers an overflow itself, and both mask the rollout."""
     rollout = f"refused-{code}"
     conversation = stage.talk(rollout, "first")
     conversation.history.append({"role": "user", "content": f"[refuse {code}]"})

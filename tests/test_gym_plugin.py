@@ -9,6 +9,7 @@ from typing import Any
 
 import gym_env
 import pytest
+from gym_e2e.pages import GYM_PAGE, blocks
 
 from s3capture.local import EmbeddedServer
 from s3capture.seaweed import connect
@@ -46,7 +47,10 @@ STUBS = {
         {
             "nemo_gym/__init__.py": "",
             "nemo_gym/token_id_capture/__init__.py": "",
-            **{f"nemo_gym/token_id_capture/{name}.py": "" for name in ("protocols", "records", "lineage", "fingerprint")},
+            **{
+                f"nemo_gym/token_id_capture/{name}.py": ""
+                for name in ("protocols", "records", "lineage", "fingerprint")
+            },
         },
         "nemo_gym.token_id_capture.protocols has no TokenCaptureSnapshot",
     ),
@@ -77,7 +81,7 @@ STUBS = {
 def test_missing_or_too_old(tmp_path: Path, stub: str) -> None:
     """The plug-in imports without a usable nemo_gym, and then gives one ImportError that says what is wrong."""
     modules, problem = STUBS[stub]
-    found = told(_pretended(tmp_path, modules), "importing")
+    found = _pretended(tmp_path, modules).run("-m", "gym_e2e.bare")
     assert sorted(found) == sorted([*ENDPOINTS, "preflight"])
     for is_import_error, message in found.values():
         assert is_import_error
@@ -182,7 +186,7 @@ def test_preflight(gym: gym_env.GymPlace, seaweed: EmbeddedServer, bucket: str, 
 
 def test_built_by_gym_from_its_configuration(request: pytest.FixtureRequest) -> None:
     """Gym builds both endpoints from OmegaConf, finds the whole protocol on them, and is told what is wrong by name."""
-    found = told(gym_env.server(request.config), "from_config")
+    found = gym_env.server(request.config).run("-m", "gym_e2e.configured")
     assert found.pop("misspelt").endswith("unknown setting 'op_timeout'; did you mean 'op_timeout_s'?")
     assert "region" in found.pop("nested")
     assert "setting 'run' is required" in found.pop("missing")
@@ -191,6 +195,18 @@ def test_built_by_gym_from_its_configuration(request: pytest.FixtureRequest) -> 
         "values": [20.0, 4, 20.0],
         "shared": True,
     }
+
+
+def test_the_blocks_of_the_page(gym: gym_env.GymPlace, seaweed: EmbeddedServer, bucket: str) -> None:
+    """What docs/nemo-gym.md has launchers and collectors run does run, one after the other, and installs the source."""
+    shown = blocks(GYM_PAGE, "python")
+    check = (
+        "from nemo_gym.token_id_capture.protocols import installed_token_source as i; print(str(i() is source).lower())"
+    )
+    environment = {"URL": f"s3://{bucket}/p", "RUN": "run-1", "ENDPOINT_URL": seaweed.endpoint_url}
+    assert len(shown) == 2
+    variables = {f"S3CAPTURE_{name}": value for name, value in environment.items()}
+    assert gym.run("-c", "\n".join([*shown, check]), variables=variables) is True
 
 
 def test_the_environment_is_clean() -> None:

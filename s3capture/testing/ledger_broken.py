@@ -1,8 +1,8 @@
 """Deliberately broken variants of every step of the capture ledger, which the explorer must catch.
 
-The rule of this module: as in ``broken``: a variant is the *shipped* generator seen through a bent glass (``bends``), so
-it stays broken in its one way however the protocol changes. If the explorer finds no fault with a variant, then either
-the step is not needed or the scenarios are blind to it.
+The rule of this module: as in ``broken``: a variant is the *shipped* generator seen through a bent glass (``bends``),
+so it stays broken in its one way however the protocol changes. If the explorer finds no fault with a variant, then
+either the step is not needed or the scenarios are blind to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from s3capture.effects import Absent, Answer, Create, Created, Delete, Effect, Exists, Found, Get, List, Listed, Steps
+from s3capture.effects import Absent, Answer, Create, Created, Delete, Effect, Exists, Found, Get, List, Steps
 from s3capture.keys import Kind, LedgerKeys, escape
 from s3capture.protocol import ledger_bodies as bodies
 from s3capture.protocol.bodies import Origin
@@ -151,34 +151,34 @@ LEDGER_VARIANTS: tuple[BrokenLedger, ...] = (
         "begin does not look",
         "begin_call",
         "begin_call does not look for the announcement.",
-        "admission meets close",
+        "two admissions meet close",
         bend=bends.unsent(Get, Kind.LEDGER_CLOSING, Absent()),
     ),
     BrokenLedger(
         "begin looks first",
         "begin_call looks for the announcement before it creates the intent.",
         replace(SHIPPED_LEDGER, begin_call=_looks_before_it_creates),
-        ("admission meets close",),
+        ("two admissions meet close",),
     ),
     _of(
         "begin counts itself in",
         "begin_call",
         "A begin that meets a decision without its intent is admitted.",
-        "admission meets close",
+        "two admissions meet close",
         bend=_RereadsTheDecision,
     ),
     _of(
         "begin counts itself out",
         "begin_call",
         "A begin that meets a decision is refused although its intent is in it.",
-        "admission meets close",
+        "two admissions meet close",
         bend=_CountsItselfOut,
     ),
     _of(
         "begin does not adopt",
         "begin_call",
         "A begin that lost the creation of the decision goes by its own.",
-        "admission meets close",
+        "two admissions meet close",
         bend=_DoesNotAdopt,
     ),
     _of(
@@ -192,14 +192,14 @@ LEDGER_VARIANTS: tuple[BrokenLedger, ...] = (
         "close does not announce",
         "close_admissions",
         "A close decides without the announcement.",
-        "admission meets close",
+        "two admissions meet close",
         bend=bends.unsent(Create, Kind.LEDGER_CLOSING, Created()),
     ),
     BrokenLedger(
         "close uses an old survey",
         "A close decides on a survey that it made before the announcement.",
         replace(SHIPPED_LEDGER, close_admissions=_surveys_before_it_announces),
-        ("admission meets close",),
+        ("two admissions meet close",),
     ),
     _of(
         "close does not adopt",
@@ -212,7 +212,7 @@ LEDGER_VARIANTS: tuple[BrokenLedger, ...] = (
         "close forgets open calls",
         "close_admissions",
         "A close does not report the admitted calls without an outcome.",
-        "admission meets close",
+        "two admissions meet close",
         bend=_forgets(unsettled=frozenset()),
     ),
     _of(

@@ -1,8 +1,8 @@
 """A collector: Gym's own finalizer over the source that ``install_source`` installed.
 
 The rule of this module: nothing but Gym's own functions judges a rollout. The first line of its input is the settings,
-every other one an order ``{"finalize": [results], "retire": [[rollout, built]], "freeze": [rollouts], "drop": [[rollout,
-snapshot_id, version]]}``; each is answered by one line under the same names.
+every other one an order, each answered by one line under the same names: ``{"finalize": [results], "retire": [[rollout,
+built]], "freeze": [rollouts], "drop": [[rollout, snapshot_id, version]]}``.
 """
 
 from __future__ import annotations

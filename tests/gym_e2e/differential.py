@@ -18,9 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gym_e2e.capturing import Capturing
-from gym_e2e.ledgers import Ledgers
-from gym_e2e.pairs import RULES, Differences, Sides, answer, resolution, snapshot
 from nemo_gym.token_id_capture.lineage import stamp_continuation
 from nemo_gym.token_id_capture.records import TokenEntry
 from nemo_gym.token_id_capture.sink import (
@@ -32,6 +29,9 @@ from nemo_gym.token_id_capture.sink import (
     set_token_sink,
 )
 
+from gym_e2e.capturing import Capturing
+from gym_e2e.ledgers import Ledgers
+from gym_e2e.pairs import RULES, Differences, Sides, answer, resolution, snapshot
 from s3capture.demo.recording import read_recording
 from s3capture.demo.script import Call, Request, Rollout, Script, rebuild
 from s3capture.demo.workload import built_in
@@ -141,8 +141,13 @@ async def play(given: dict[str, Any], root: Path) -> dict[str, Any]:
     }
 
 
+def _no_sync(fd: object) -> None:
+    """Gym's files are thrown away at the end: whether they outlive a power cut is not the question here."""
+    del fd
+
+
 if __name__ == "__main__":
-    os.fsync = lambda _: None  # Gym's files are thrown away: whether they outlive a power cut is not the question
+    os.fsync = _no_sync
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as place:
         sys.stdout.write(json.dumps(asyncio.run(play(json.load(sys.stdin), Path(place)))))

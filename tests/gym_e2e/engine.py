@@ -23,7 +23,10 @@ from gym_e2e.holding import Holds
 VOCABULARY = 150_000
 _END, _FIRST_WORD = 2, 100
 _ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6}
-_WORDS = "open read check merge count write close build test sort value path line field guard token retry".split()
+_WORDS = (
+    "open", "read", "check", "merge", "count", "write", "close", "build", "test", "sort", "value", "path", "line",
+    "field", "guard", "token", "retry",
+)  # fmt: skip
 _REFUSALS = {
     "context": "This model's maximum context length is 32768 tokens. However, you requested 40000 tokens.",
     "policy": "The request was rejected before generation.",
@@ -139,7 +142,7 @@ def _handler(engine: StandInEngine) -> type[BaseHTTPRequestHandler]:
             except ConnectionError:
                 self.close_connection = True
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+        def log_message(self, format: str, *args: Any) -> None:
             del format, args
 
     return Handler

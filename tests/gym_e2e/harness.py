@@ -46,9 +46,13 @@ def post(port: int, path: str, body: dict[str, Any], *, timeout: float = 60.0) -
 def send_and_keep(port: int, path: str, body: dict[str, Any]) -> socket.socket:
     """Send a call and return the connection without reading: closing it is how a client disconnects."""
     data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    ]
+    head = "".join(f"{line}\r\n" for line in [*lines, ""])
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(head.encode() + data)
     return connection

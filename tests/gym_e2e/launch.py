@@ -1,30 +1,24 @@
 """Starts a Gym model server the way Gym's own launcher does, with the capture block of docs/nemo-gym.md as it stands.
 
-The rule of this module: the block is read from the page and handed on word for word, interpolations included. Usage:
-``python -m gym_e2e.launch PAGE PORT HEAD_PORT ENGINE_URL WORKERS``; the variables that the block names come from the environment. The
-process becomes the server.
+The rule of this module: the block is read from the page and handed on word for word, interpolations included; the
+variables that it names come from the environment. ``python -m gym_e2e.launch PORT HEAD_PORT ENGINE_URL WORKERS`` checks
+the run and becomes the server.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from gym_e2e.pages import GYM_PAGE, blocks
 from s3capture.gym import preflight
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-
-
-def main(page: str, port: str, head_port: str, engine_url: str, workers: str) -> None:
+def main(port: str, head_port: str, engine_url: str, workers: str) -> None:
     """Check the run as the page tells launchers to, then become the server."""
-    (block,) = [text for text in blocks(Path(page).read_text(), "yaml") if text.startswith("token_id_capture:")]
+    (block,) = blocks(GYM_PAGE, "yaml")
     config = OmegaConf.create(block)
     model = {
         "entrypoint": "app.py",

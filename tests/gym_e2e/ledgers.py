@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_e2e.capturing import IDS_THAT_DIFFER, INVALID_IDS
-from gym_e2e.pairs import Answer, Differences, Items, Sides, Speech, answer, resolution
 from nemo_gym.token_id_capture.fingerprint import FINGERPRINT_VERSION
 from nemo_gym.token_id_capture.lineage import RolloutLineage
 from nemo_gym.token_id_capture.staging.records import CallRecord, CaptureLedgerCommit
+
+from gym_e2e.capturing import IDS_THAT_DIFFER, INVALID_IDS
+from gym_e2e.pairs import Answer, Differences, Items, Sides, Speech, answer, resolution
 
 WEIGHTS = {"record": 8, "resolve": 7, "again": 3, "conflict": 2, "fail": 2, "read": 3, "stray": 0.7}
 REASONS = ["unresolved_parent", "worker_capture_failed"]

@@ -97,7 +97,9 @@ def pretend(refusal_record: str, refusals_field: str = "engine_refusals") -> Mod
     nemo_gym.models = sys.modules["nemo_gym.models"]
     for name, made in own.items():
         module = ModuleType(f"{_NEW}.{name}")
-        module.__dict__.update({k: v for k, v in vars(importlib.import_module(f"{_OLD}.{name}")).items() if k[0] != "_"})
+        module.__dict__.update(
+            {k: v for k, v in vars(importlib.import_module(f"{_OLD}.{name}")).items() if k[0] != "_"}
+        )
         module.__dict__.update(made)
         sys.modules[module.__name__] = module
     return sys.modules[f"{_NEW}.protocols"]

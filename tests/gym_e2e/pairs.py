@@ -32,24 +32,46 @@ Answer: TypeAlias = tuple[str, Any]
 Items: TypeAlias = list[dict[str, Any]]
 
 RULES = {
-    "repeated-put": "a put behind the freeze that repeats, byte for byte, a record in the snapshot is acknowledged: the "
-    "text makes a repetition a no-op, and a retry after a lost reply must not look like a loss",
-    "late-mark": "the mark that 0.7.0 sends after a put refused by a fence changes nothing: the newest text forbids the "
-    "caller to mark there, since it would spoil the snapshot already delivered",
-    "conflicted-parent": "a call with conflicting payloads is no parent: the text counts it as zero candidates, the file "
-    "store keeps resolving the payload that came first",
-    "conflicted-entry": "a call with conflicting payloads is not among the entries of the snapshot, which is incomplete on "
-    "both sides: which payload came first says nothing about which is true",
-    "broken-chain": "a parent whose delta chain cannot be rebuilt is UNRESOLVED: the text wants that whenever one parent "
-    "cannot be proven, the file store raises",
-    "id-of-dots-or-length": "'.', '..' and ids above 200 characters are refused as ids: the file store takes the first two "
-    "and fails on the last only in the file system",
-    "failure-then-row": "a call that failed and then commits has both rows: failure rows sit beside a committed one, the "
-    "file store takes the failure for a conflicting row",
-    "non-finite": "log probabilities of -inf, inf and NaN come back as themselves: the file store writes null and then "
-    "cannot read the rollout at all",
-    "rows-by-the-matcher": "ledger rows are chosen by Gym's RolloutLineage, context included, as its in-memory store does; "
-    "its file store gives up as soon as two rows share a fingerprint",
+    "repeated-put": (
+        "a put behind the freeze that repeats, byte for byte, a record in the snapshot is acknowledged: the text "
+        "makes a repetition a no-op, and a retry after a lost reply must not look like a loss"
+    ),
+    "late-mark": (
+        "the mark that 0.7.0 sends after a put refused by a fence changes nothing: the newest text forbids the "
+        "caller to mark there, since it would spoil the snapshot already delivered"
+    ),
+    "conflicted-parent": (
+        "a call with conflicting payloads is no parent: the text counts it as zero candidates, the file store "
+        "keeps resolving the payload that came first"
+    ),
+    "conflicted-entry": (
+        "a call with conflicting payloads is not among the entries of the snapshot, which is incomplete on both "
+        "sides: which payload came first says nothing about which is true"
+    ),
+    "late-residue": (
+        "a put that a fence refused may leave its object behind, and a resolve after it may name it as parent: "
+        "nothing can be begun behind the fence, so no call continues it"
+    ),
+    "broken-chain": (
+        "a parent whose delta chain cannot be rebuilt is UNRESOLVED: the text wants that whenever one parent "
+        "cannot be proven, the file store raises"
+    ),
+    "id-of-dots-or-length": (
+        "'.', '..' and ids above 200 characters are refused as ids: the file store takes them, until a name is too"
+        " long for the file system"
+    ),
+    "failure-then-row": (
+        "a call that failed and then commits has both rows: failure rows sit beside a committed one, the file "
+        "store takes the failure for a conflicting row"
+    ),
+    "non-finite": (
+        "log probabilities of -inf, inf and NaN come back as themselves: the file store writes null and then "
+        "cannot read the rollout at all"
+    ),
+    "rows-by-the-matcher": (
+        "ledger rows are chosen by Gym's RolloutLineage, context included, as its in-memory store does; its file "
+        "store gives up as soon as two rows share a fingerprint"
+    ),
 }
 
 

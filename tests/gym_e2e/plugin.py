@@ -13,7 +13,10 @@ import threading
 from collections.abc import Awaitable
 from typing import Any
 
-from s3capture import errors
+from nemo_gym.token_id_capture.lineage import stamp_continuation
+from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
+
+from gym_e2e import newer as upcoming
 from s3capture.gym import (
     GymCaptureLedger,
     GymLineageResolver,
@@ -22,6 +25,9 @@ from s3capture.gym import (
     RunInUseError,
     preflight,
 )
+from s3capture.gym.upstream import upstream
+from s3capture.settings import Settings
+from s3capture.store.boto import BotoStore
 from s3capture.store.memory import MemoryStore
 
 ROLLOUT = "7-3"
@@ -33,9 +39,6 @@ def _given(**more: Any) -> dict[str, Any]:
 
 
 def _entry(call: str, text: str = "that", request: list[dict[str, Any]] = QUESTION, **more: Any) -> Any:
-    from nemo_gym.token_id_capture.lineage import stamp_continuation
-    from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
-
     entry = TokenEntry(
         rollout_id=ROLLOUT,
         model_call_id=call,
@@ -63,27 +66,16 @@ async def _raised(awaited: Awaitable[Any]) -> list[str]:
     return []
 
 
-def importing() -> dict[str, Any]:
-    """Import everything, then make each endpoint; what each attempt raised, by class and message."""
-    told = {}
-    for make in (GymTokenSink, GymTokenSource, GymLineageResolver, GymCaptureLedger, preflight):
-        try:
-            make(**_given())
-        except errors.CaptureError as error:
-            told[make.__name__] = [isinstance(error, ImportError), str(error)]
-    return told
-
-
 def constructing() -> dict[str, Any]:
     """What constructors do besides remembering: audit events, threads, and whether a second one is the same."""
-    from s3capture.gym.upstream import upstream
-
     upstream()  # reading nemo_gym's code is not the constructor's doing
     seen: list[str] = []
     quiet = ("object.", "compile", "exec", "import", "sys.", "code.")
     sys.addaudithook(lambda event, _: seen.append(event) if armed and not event.startswith(quiet) else None)
     threads, armed = threading.active_count(), True
-    made = [make(**_given()) for make in (GymTokenSink, GymTokenSource, GymLineageResolver, GymCaptureLedger) for _ in "12"]
+    made = [
+        make(**_given()) for make in (GymTokenSink, GymTokenSource, GymLineageResolver, GymCaptureLedger) for _ in "12"
+    ]
     armed = False
     return {"events": seen, "threads": threading.active_count() - threads, "made": len(made)}
 
@@ -91,9 +83,7 @@ def constructing() -> dict[str, Any]:
 def late_marks(newer: str | None = None) -> dict[str, Any]:
     """Marks after a put that a freeze refused: which of them changed the snapshot."""
     if newer:
-        from gym_e2e.newer import pretend
-
-        pretend(newer)
+        upcoming.pretend(newer)
 
     async def run() -> dict[str, Any]:
         store = MemoryStore()
@@ -136,9 +126,7 @@ def conflicts_are_marked() -> bool:
 
 def errors_of(newer: str) -> dict[str, Any]:
     """Every contract error that an endpoint raises with the newer package installed, by all its classes."""
-    from gym_e2e.newer import pretend
-
-    pretend(newer)
+    upcoming.pretend(newer)
 
     async def run() -> dict[str, Any]:
         store = MemoryStore()
@@ -173,23 +161,26 @@ def errors_of(newer: str) -> dict[str, Any]:
 
 def refusals(newer: str, refusals_field: str = "engine_refusals") -> dict[str, Any]:
     """A refused call and its parent's status, as the newer package's snapshot shows it."""
-    from gym_e2e.newer import RECORDS, ParentResolutionStatus, pretend
-
-    protocols = pretend(newer, refusals_field)
+    protocols = upcoming.pretend(newer, refusals_field)
 
     async def run() -> dict[str, Any]:
         store = MemoryStore()
         sink, source = GymTokenSink(**_given(), store=store), GymTokenSource(**_given(), store=store)
         await sink.begin_call(ROLLOUT, "c")
         await sink.record_engine_refusal(
-            ROLLOUT, model_call_id="c", code="length", parent_call_id="a", parent_resolution=ParentResolutionStatus.RESOLVED
+            ROLLOUT,
+            model_call_id="c",
+            code="length",
+            parent_call_id="a",
+            parent_resolution=upcoming.ParentResolutionStatus.RESOLVED,
         )
         snapshot = await source.freeze(ROLLOUT)
         (refusal,) = getattr(snapshot, refusals_field)
         return {
             "snapshot": type(snapshot) is protocols.TokenCaptureSnapshot,
-            "record": RECORDS[newer] is None or type(refusal) is RECORDS[newer],
-            "theirs": RECORDS[newer] is None or refusal.parent_resolution is ParentResolutionStatus.RESOLVED,
+            "record": upcoming.RECORDS[newer] is None or type(refusal) is upcoming.RECORDS[newer],
+            "theirs": upcoming.RECORDS[newer] is None
+            or refusal.parent_resolution is upcoming.ParentResolutionStatus.RESOLVED,
             "incomplete": snapshot.incomplete,
             "values": [refusal.model_call_id, refusal.code, refusal.parent_call_id, str(refusal.parent_resolution)],
             "rollout": getattr(refusal, "rollout_id", None),
@@ -259,45 +250,7 @@ def a_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keys(settings: dict[str, Any]) -> list[str]:
-    from s3capture.settings import Settings
-    from s3capture.store.boto import BotoStore
-
     return [info.key for info in BotoStore(Settings.of(**settings)).list("")]
-
-
-def from_config() -> dict[str, Any]:
-    """Endpoints as Gym builds them from an OmegaConf configuration, and what it says to a bad one."""
-    from nemo_gym.token_id_capture.config import TokenIdCaptureConfig
-    from omegaconf import OmegaConf
-
-    def build(**kwargs: Any) -> Any:
-        block = {
-            "enabled": True,
-            "sink": "s3capture.gym:GymTokenSink",
-            "sink_kwargs": kwargs,
-            "lineage_store": "s3capture.gym:GymLineageResolver",
-            "lineage_store_kwargs": kwargs,
-        }
-        config = TokenIdCaptureConfig.model_validate(OmegaConf.create({"token_id_capture": block}))
-        return config.build_sink(), config.build_lineage_store()
-
-    def refused(**kwargs: Any) -> str:
-        try:
-            build(**kwargs)
-        except (ValueError, TypeError) as error:
-            return str(error)
-        return ""
-
-    sink, resolver = build(**_given(op_timeout_s=20, max_concurrency=4, region=None))
-    direct = GymTokenSink(**OmegaConf.create(_given(op_timeout_s=20)))
-    return {
-        "classes": [type(sink).__name__, type(resolver).__name__],
-        "values": [sink.settings.op_timeout_s, sink.settings.max_concurrency, direct.settings.op_timeout_s],
-        "misspelt": refused(**_given(op_timeout=20)),
-        "nested": refused(**_given(region={"name": "x"})),
-        "missing": refused(url="s3://bucket/p"),
-        "shared": resolver.is_process_shared(),
-    }
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        def log_message(self, format: str, *args: object) -> None:
             del format, args
 
     return Handler

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from gym_env import REPOSITORY, GymPlace
+from gym_env import GymPlace
 
-PAGE = REPOSITORY / "docs" / "nemo-gym.md"
 _START_S = 240.0  # seconds on an idle machine; every worker imports all of Gym
 _LOG_S = 30.0
 
@@ -40,7 +39,7 @@ class GymServer:
         self.workers = workers
         self.port, head_port = free_ports(2)
         self._log_path = log
-        arguments = [str(PAGE), str(self.port), str(head_port), engine_url, str(workers)]
+        arguments = [str(self.port), str(head_port), engine_url, str(workers)]
         self._command = [str(gym.python), "-m", "gym_e2e.launch", *arguments]
         self._environment = gym.environment(**environment)
 

@@ -68,7 +68,7 @@ class Runtime:
         self._probe_lock = threading.Lock()
         self._probed = False
         self._begun_lock = threading.Lock()
-        self._begun: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._begun: OrderedDict[tuple[str, str], bool] = OrderedDict()
         pools = (self._ops, self._effects, self._marks, self._mark_attempts, self._mark_effects)
         self._finalizer = weakref.finalize(self, _shut_down, pools, self.store)
 
@@ -83,16 +83,25 @@ class Runtime:
         return self.keys.rollout(rollout_id)
 
     def grant(self, rollout_id: str, call: str) -> None:
-        """Remember that this process created the intent of ``call``: its first put may be one trip."""
+        """Remember that this process created the intent of ``call``: its first put may be one trip.
+
+        A call that this process has put already has no first put left, whatever order the calls came in.
+        """
         with self._begun_lock:
-            self._begun[(rollout_id, call)] = None
-            while len(self._begun) > _MAX_BEGUN:
-                self._begun.popitem(last=False)
+            self._begun.setdefault((rollout_id, call), True)
+            self._forget_oldest()
 
     def use_grant(self, rollout_id: str, call: str) -> bool:
         """Take the privilege away and say whether it was there; a second put never has it."""
         with self._begun_lock:
-            return self._begun.pop((rollout_id, call), False) is None
+            granted = self._begun.pop((rollout_id, call), False)
+            self._begun[(rollout_id, call)] = False
+            self._forget_oldest()
+            return granted
+
+    def _forget_oldest(self) -> None:
+        while len(self._begun) > _MAX_BEGUN:
+            self._begun.popitem(last=False)
 
     # -- running operations -------------------------------------------------------------------------------
 

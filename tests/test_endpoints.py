@@ -825,3 +825,19 @@ def test_stats_count_operations_and_failures(memory: dict[str, Any]) -> None:
     assert (stats["put"].count, stats["put"].failures) == (2, {"TokenCaptureFrozenError": 1})
     assert (stats["freeze"].count, stats["freeze"].failures) == (1, {})
     assert len(stats["put"].seconds) == 2
+
+
+def test_a_call_put_before_it_began_has_no_first_put_left() -> None:
+    """put, begin, freeze, drop, put again, in one process: the last one is refused as retired, not acknowledged."""
+    where: dict[str, Any] = {"url": "s3://bucket/p", "run": "order", "store": MemoryStore()}
+    sink, source = S3TokenSink(**where), S3TokenSource(**where)
+
+    async def in_this_order() -> None:
+        await sink.put(entry("c", "r"))
+        await sink.begin_call("r", "c")
+        snapshot = await source.freeze("r")
+        assert await source.drop("r", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+        await sink.put(entry("c", "r"))
+
+    with pytest.raises(TokenCaptureRetiredError):
+        asyncio.run(in_this_order())

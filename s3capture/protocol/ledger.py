@@ -178,12 +178,14 @@ def has_rows(keys: LedgerKeys) -> Steps[bool]:
         raise _retired(keys, "has_rows")
     if seen.failures:
         return True
-    # A refusal is no row; it is small, so the largest outcomes are looked at first.
-    for segment in sorted(seen.outcomes, key=lambda s: -seen.outcomes[s].size):
-        (answer,) = yield (Get(keys.call_at(segment)),)
-        body = found(answer)
-        if body is not None and bodies.read(keys, keys.call_at(segment), body, ROW, REFUSAL).kind == ROW:
-            return True
+    # A refusal is no row; it is small, so the largest outcome is looked at first, and rarely another.
+    by_size = sorted(seen.outcomes, key=lambda segment: -seen.outcomes[segment].size)
+    for segments in filter(None, (by_size[:1], by_size[1:])):
+        answers = yield tuple(Get(keys.call_at(segment)) for segment in segments)
+        for segment, answer in zip(segments, answers, strict=True):
+            body = found(answer)
+            if body is not None and bodies.read(keys, keys.call_at(segment), body, ROW, REFUSAL).kind == ROW:
+                return True
     return False
 
 

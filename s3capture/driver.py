@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from s3capture.effects import (
     Absent,
@@ -38,11 +38,9 @@ from s3capture.store.base import ContendedError, Store, TransientStoreError
 
 _T = TypeVar("_T")
 
-MAX_ATTEMPTS = 30
-"""A bound that only a store answering at once, and always in vain, can reach before the deadline."""
-
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
+_WAIT = wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S)
 _AGAIN = ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttl", "OperationAborted")
 
 
@@ -103,14 +101,13 @@ class Driver:
         # The operation's own thread takes one effect, so a batch of one needs no other thread.
         running = [self._pool.submit(self._repeat, effect, deadline, what, tally) for effect in others]
         try:
-            answers = [self._repeat(first, deadline, what, tally)]
+            answer = self._repeat(first, deadline, what, tally)
+            return (answer, *(future.result() for future in running))
         finally:
-            # Whatever failed, nothing of this batch may be under way when the operation ends.
-            errors = [future.exception() for future in running]
-        for error in errors:
-            if error is not None:
-                raise error
-        return (*answers, *(future.result() for future in running))
+            # Whatever failed, nothing of this batch may be under way when the operation ends. The futures are let
+            # go of, or the traceback of a failure would keep the bodies of the batch alive.
+            wait(running)
+            del running, others, batch
 
     def _repeat(self, effect: Effect, deadline: float, what: str, tally: Tally) -> Answer:
         left = deadline - self._clock()
@@ -122,8 +119,9 @@ class Driver:
         doubtful = False
         retrying = Retrying(
             retry=retry_if_exception_type(TransientStoreError),
-            wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
-            stop=stop_before_delay(left) | stop_after_attempt(MAX_ATTEMPTS),
+            # No wait goes past the deadline, so the last try is made with whatever time is left.
+            wait=lambda state: min(_WAIT(state), max(0.0, left - (state.seconds_since_start or 0.0))),
+            stop=stop_after_delay(left),
             sleep=self._sleep,
             reraise=True,
         )
@@ -137,6 +135,9 @@ class Driver:
                         doubtful = doubtful or error.doubtful
                         raise
         except TransientStoreError as error:
+            if isinstance(effect, Delete):
+                # Deleting is housekeeping behind a decision: what is left is told, and the decision stands.
+                return Deleted(tuple((key, str(error)) for key in effect.keys))
             raise StoreUnavailableError(f"{what}: {error}") from error
         raise AssertionError("unreachable: tenacity returns or raises")
 
@@ -145,10 +146,14 @@ class Driver:
             case Create(key, body):
                 try:
                     made = self._store.create(key, body)
-                except ContendedError:
-                    # A competing request, which may have been a delete: only a look can tell.
-                    if self._store.get(key) is not None:
-                        return Exists()
+                except ContendedError as contended:
+                    # A competing request, which may have been a delete: only a look can tell. Should the look
+                    # fail, the create is still in doubt.
+                    try:
+                        if self._store.get(key) is not None:
+                            return Exists()
+                    except TransientStoreError as error:
+                        raise TransientStoreError(str(error), doubtful=contended.doubtful) from error
                     raise
                 return Created(first_attempt=not resent) if made else Exists()
             case Get(key):

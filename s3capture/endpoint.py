@@ -18,7 +18,7 @@ from concurrent.futures import wait as wait_for_futures
 from typing import Any, TypedDict, TypeVar
 
 from s3capture.errors import ClosedError, StoreUnavailableError
-from s3capture.runtime import Runtime, shared
+from s3capture.runtime import Operation, Runtime, shared
 from s3capture.settings import Settings
 from s3capture.stats import OpStats
 from s3capture.store.base import Store
@@ -68,10 +68,13 @@ class Endpoint:
         held = self._runtime_of
         if held is None or held[0] != os.getpid():
             if held is not None:
-                # A child of a fork: what the parent had under way is the parent's.
-                self._pending, self._pending_lock = set(), threading.Lock()
+                self._renew_after_fork()
             held = self._runtime_of = (os.getpid(), shared(self.settings, self._store))
         return held[1]
+
+    def _renew_after_fork(self) -> None:
+        """In the child of a fork: what the parent had under way is the parent's; its locks may be held for ever."""
+        self._pending, self._pending_lock = set(), threading.Lock()
 
     def stats(self) -> dict[str, OpStats]:
         """What the operations of this process on this run cost so far, by operation."""
@@ -107,13 +110,13 @@ class Endpoint:
         with self._pending_lock:
             self._pending.discard(future)
 
-    async def _result(self, future: Future[_T], what: str, *, bounded: bool = True) -> _T:
+    async def _result(self, future: Future[_T], what: str) -> _T:
         """Await ``future``; a cancelled await leaves it running.
 
         The driver ends an operation at its deadline, unless a single request never ends (a peer that drips, a read
-        timeout above the deadline). Then ``bounded`` ends the await, and the operation stays under way.
+        timeout above the deadline). Then the await of an ``Operation`` ends, and the operation stays under way.
         """
-        loop, limit = asyncio.get_running_loop(), self.settings.op_timeout_s + _DRIVER_FIRST_S
+        loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 
         def answer() -> None:
@@ -127,12 +130,23 @@ class Endpoint:
 
         self._track(future).add_done_callback(wake)
         try:
-            async with asyncio.timeout(limit if bounded else None):
-                await waiter
-        except TimeoutError:
-            if not future.done():
-                raise StoreUnavailableError(
-                    f"{what}: no answer within {self.settings.op_timeout_s:g} s; the request is still under way and "
-                    "may yet be applied; the same call may be repeated"
-                ) from None
-        return future.result()
+            while not future.done():
+                left = self._time_left(future)
+                if left is not None and left <= 0:
+                    raise StoreUnavailableError(
+                        f"{what}: no answer within {self.settings.op_timeout_s:g} s; the request is still under way "
+                        "and may yet be applied; the same call may be repeated"
+                    )
+                await asyncio.wait([waiter], timeout=left)
+            return future.result()
+        finally:
+            del future  # a failed one holds its error, and the error this frame with the record in it
+
+    def _time_left(self, future: Future[Any]) -> float | None:
+        """Seconds until an await should look again or give up; None: as long as it takes."""
+        if not isinstance(future, Operation):
+            return None
+        timeout = self.settings.op_timeout_s + _DRIVER_FIRST_S
+        if future.deadline is not None:
+            return future.deadline + _DRIVER_FIRST_S - time.monotonic()
+        return timeout if future.patient else future.submitted + timeout - time.monotonic()

@@ -25,6 +25,8 @@ def _checked(kind: str, value: object, limit: int) -> str:
         raise InvalidIdError(f"{kind} {value!r} is a {type(value).__name__}, not a string")
     if len(value) > limit:
         raise InvalidIdError(f"{kind} {value[:40]!r}... has {len(value)} characters; at most {limit} are allowed")
+    if not value:
+        raise InvalidIdError(f"empty {kind}: use at least one of ASCII letters, digits, '.', '_' and '-'")
     if not _SAFE.fullmatch(value) or value in (".", ".."):
         raise InvalidIdError(
             f"invalid {kind} {value!r}: use ASCII letters, digits, '.', '_' and '-', and not '.' or '..' alone"

@@ -33,7 +33,7 @@ Digest: TypeAlias = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 
 class _Wire(BaseModel):
     # Strictness sits on the fields: a model-wide strict mode would refuse the lists that JSON has for tuples.
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=(), hide_input_in_errors=True)
 
     schema_version: Literal[2] = LEDGER_SCHEMA_VERSION
 

@@ -19,7 +19,7 @@ from s3capture.endpoint import Endpoint, SettingsKwargs
 from s3capture.errors import CorruptObjectError
 from s3capture.ids import validate_rollout_id
 from s3capture.keys import RolloutKeys, escape
-from s3capture.matching import LineageMatcher, NativeMatcher
+from s3capture.matching import LineageCandidate, LineageMatcher, NativeMatcher
 from s3capture.protocol import bodies, resolving
 from s3capture.protocols import LineageMatch, LineageResolution
 from s3capture.records import ParentResolutionStatus, TokenEntry, compute_digest
@@ -31,12 +31,30 @@ _log = logging.getLogger("s3capture")
 UNREADABLE = "unreadable_candidate"
 BROKEN_CHAIN = "broken_delta_chain"
 
+_CALL_WEIGHT = 64
+"""What a held call counts for beside its tokens, in tokens: a call without tokens takes memory too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a matcher, ours or nemo_gym's, reads of a record."""
+
+    model_call_id: str
+    digest: str | None
+    cum_len: int | None
+    continuation_fingerprint: str
+    continuation_context_len: int
+    continuation_context_digest: str
+    fingerprint_version: int | None
+    parent_call_id: str | None
+    prompt_is_delta: bool
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A call held in memory: its facts without token arrays, and its cumulative tokens when they were rebuilt."""
+    """A call held in memory: its facts, and its cumulative tokens."""
 
-    facts: TokenEntry
+    facts: _Facts
     stamp: str
     tokens: tuple[int, ...]
 
@@ -77,10 +95,14 @@ class S3LineageResolver(Endpoint):
         def run(deadline: float, tally: Tally) -> LineageResolution:
             return _Resolution(self, keys, deadline, tally).resolve(fingerprint, items)
 
-        return await self._result(self._runtime.work("resolve", run), self._what(rollout))
+        return await self._result(self._runtime.work("resolve", self._what(rollout), run), self._what(rollout))
 
     def _what(self, rollout: str) -> str:
         return f"resolve in rollout {rollout!r}, run {self.settings.run!r}"
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self._cache = _Cache(self.settings.lineage_cache_tokens)
 
     async def close(self) -> None:
         """Let go of the memory and the store. Idempotent; there is never pending work to flush."""
@@ -105,7 +127,7 @@ class _Resolution:
     def resolve(self, fingerprint: str, items: list[dict[str, Any]]) -> LineageResolution:
         found = self._run(resolving.candidates(self._keys, fingerprint, self._is_held))
         read: dict[str, TokenEntry] = {}
-        facts: list[TokenEntry] = []
+        facts: list[LineageCandidate] = []
         stamps: dict[str, str] = {}
         for candidate in found:
             stamps[candidate.segment] = candidate.stamp
@@ -216,21 +238,26 @@ def _entry(keys: RolloutKeys, segment: str, body: bytes) -> TokenEntry | None:
     return read_entry(keys, segment, stored) if stored.kind == bodies.ENTRY else None
 
 
-def _facts(entry: TokenEntry) -> TokenEntry:
-    """The entry without its bulk; ``cum_len`` is filled in, since it can no longer be counted."""
+def _facts(entry: TokenEntry) -> _Facts:
+    """What a matcher reads of the entry; ``cum_len`` is filled in, since it can no longer be counted."""
     length = entry.cum_len
     if length is None:
         length = len(entry.prompt_token_ids) + len(entry.generation_token_ids)
-    lean: dict[str, Any] = {
-        "prompt_token_ids": [],
-        "generation_token_ids": [],
-        "generation_log_probs": [],
-        "routed_experts": None,
-        "output_items": [],
-        "token_item_index": None,
-        "cum_len": length,
-    }
-    return entry.model_copy(update=lean)
+    return _Facts(
+        model_call_id=entry.model_call_id,
+        digest=entry.digest,
+        cum_len=length,
+        continuation_fingerprint=entry.continuation_fingerprint,
+        continuation_context_len=entry.continuation_context_len,
+        continuation_context_digest=entry.continuation_context_digest,
+        fingerprint_version=entry.fingerprint_version,
+        parent_call_id=entry.parent_call_id,
+        prompt_is_delta=entry.prompt_is_delta,
+    )
+
+
+def _weight(held: _Held) -> int:
+    return _CALL_WEIGHT + len(held.tokens)
 
 
 class _Cache:
@@ -254,11 +281,11 @@ class _Cache:
         key = keys.call_at(segment)
         with self._lock:
             previous = self._held.pop(key, None)
-            self._tokens += len(held.tokens) - (len(previous.tokens) if previous else 0)
+            self._tokens += _weight(held) - (_weight(previous) if previous else 0)
             self._held[key] = held
             while self._tokens > self._max_tokens and self._held:
                 _, oldest = self._held.popitem(last=False)
-                self._tokens -= len(oldest.tokens)
+                self._tokens -= _weight(oldest)
 
     def clear(self) -> None:
         with self._lock:

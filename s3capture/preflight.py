@@ -7,6 +7,7 @@ fenced rollouts would refuse every call, and open ones would mix two runs.
 from __future__ import annotations
 
 from s3capture.errors import SettingsError
+from s3capture.reader import Reader
 from s3capture.runtime import shared
 from s3capture.settings import Settings
 from s3capture.store.base import Store
@@ -26,7 +27,8 @@ def check_run(settings: Settings, *, resume: bool = False, store: Store | None =
     if resume:
         return
     root = runtime.keys.root
-    held = [folder for folder in runtime.store.list_folders(root) if folder != f"{root}probe/"]
+    with Reader(runtime.store) as reader:
+        held = [folder for folder in reader.folders(root) if folder != f"{root}probe/"]
     if held:
         raise RunInUseError(
             f"run {settings.run!r} in {runtime.store.describe()} already holds data ({', '.join(sorted(held))}): "

@@ -56,7 +56,7 @@ class TokenEntry(BaseModel):
     ``fingerprint_version`` are written by ``stamp_continuation`` and are what a later request is matched by.
     """
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 
     schema_version: int = SCHEMA_VERSION
     rollout_id: str
@@ -97,7 +97,7 @@ class EngineRefusal(BaseModel):
     request-time lineage decision, kept as given: the contract states no rule that ties them together here.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
 
     model_call_id: str
     code: str | None = None

@@ -50,7 +50,7 @@ async def remove_each(
     async def remove(rollout: str) -> _R:
         what = f"{op} of rollout {rollout!r}, run {run!r}"
         async with room:
-            return await endpoint._result(runtime.submit(op, what, lambda: steps(rollout)), what)
+            return await endpoint._result(runtime.submit(op, what, lambda: steps(rollout), patient=True), what)
 
     results = await asyncio.gather(*(remove(rollout) for rollout in batch), return_exceptions=True)
     done: list[tuple[str, Removed]] = []
@@ -71,8 +71,8 @@ async def remove_each(
         rollout, keys = left[0]
         raise StoreAccessError(
             f"{op} of rollout {rollout!r}, run {run!r}: {len(keys)} objects are still there, the first is "
-            f"{keys[0][0]} ({keys[0][1]}); {len(left)} of {len(batch)} rollouts are affected. Grant "
-            "s3:DeleteObject and repeat"
+            f"{keys[0][0]} ({keys[0][1]}); {len(left)} of {len(batch)} rollouts are affected. Repeat it, with "
+            "permission to s3:DeleteObject where that is what was refused"
         )
     return RolloutRemoval(
         removed=[rollout for rollout, removed in done if removed.had_records],

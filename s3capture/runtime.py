@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from s3capture.driver import Driver, Tally
 from s3capture.effects import Steps
-from s3capture.errors import ClosedError, UnsupportedStoreError
+from s3capture.errors import ClosedError, StoreUnavailableError, UnsupportedStoreError
 from s3capture.keys import RolloutKeys, RunKeys
 from s3capture.protocol.bodies import Origin
 from s3capture.protocol.probing import probe
@@ -37,6 +37,16 @@ _T = TypeVar("_T")
 
 _MAX_BEGUN = 200_000
 _MARK_THREADS = 8
+
+
+class Operation(Future[_T]):
+    """An operation under way. ``deadline`` (monotonic seconds) is None until a thread has taken it."""
+
+    def __init__(self, *, patient: bool) -> None:
+        super().__init__()
+        self.patient = patient
+        self.submitted = time.monotonic()
+        self.deadline: float | None = None
 
 
 class Runtime:
@@ -60,7 +70,7 @@ class Runtime:
         self.driver = Driver(self.store, self._effects)
         self.spilling = Spilling(
             spill=Spill(settings.spill_path),
-            target=Target(settings.endpoint_url, settings.bucket, settings.prefix, settings.run),
+            target=Target(settings.address, settings.bucket, settings.prefix, settings.run),
             keys=self.keys,
             publish=_weakly(self._publish),
             background=self._marks.submit,
@@ -70,7 +80,8 @@ class Runtime:
         self._begun_lock = threading.Lock()
         self._begun: OrderedDict[tuple[str, str], bool] = OrderedDict()
         pools = (self._ops, self._effects, self._marks, self._mark_attempts, self._mark_effects)
-        self._finalizer = weakref.finalize(self, _shut_down, pools, self.store)
+        # A store of the caller's own is the caller's to close: other runs may be using it.
+        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), pools, self.store if store is None else None)
 
     # -- who acts -----------------------------------------------------------------------------------------
 
@@ -106,15 +117,23 @@ class Runtime:
     # -- running operations -------------------------------------------------------------------------------
 
     def submit(
-        self, op: str, what: str, make: Callable[[], Steps[_T]], *, writes: bool = True, drains: str | None = None
-    ) -> Future[_T]:
-        """Run the generator of ``make`` in a thread, inside ``op_timeout_s`` from now, waiting included.
+        self,
+        op: str,
+        what: str,
+        make: Callable[[], Steps[_T]],
+        *,
+        writes: bool = True,
+        drains: str | None = None,
+        patient: bool = False,
+    ) -> Operation[_T]:
+        """Run the generator of ``make`` in a thread, inside ``op_timeout_s`` from when a thread takes it.
 
         ``drains`` names a rollout whose spilled marks are published first, so that the operation counts them.
+        ``patient`` says that it may wait for a thread as long as it takes: a trainer that freezes thousands of
+        rollouts at once wants them all. Otherwise that wait is bounded by ``op_timeout_s`` as well.
         """
-        deadline = time.monotonic() + self.settings.op_timeout_s
 
-        def run(tally: Tally) -> _T:
+        def run(deadline: float, tally: Tally) -> _T:
             if writes:
                 self._ensure_probed(deadline)
             if drains is not None:
@@ -123,12 +142,29 @@ class Runtime:
             self.spilling.succeeded()
             return result
 
-        return self._ops.submit(self._measured, op, run)
+        return self.work(op, what, run, patient=patient)
 
-    def work(self, op: str, run: Callable[[float, Tally], _T]) -> Future[_T]:
-        """Run ``run(deadline, tally)`` in a thread: for operations of more than one generator."""
-        deadline = time.monotonic() + self.settings.op_timeout_s
-        return self._ops.submit(self._measured, op, lambda tally: run(deadline, tally))
+    def work(self, op: str, what: str, run: Callable[[float, Tally], _T], *, patient: bool = False) -> Operation[_T]:
+        """Run ``run(deadline, tally)`` in a thread: for operations of more than one generator. See ``submit``."""
+        operation: Operation[_T] = Operation(patient=patient)
+        self._ops.submit(self._take, operation, op, what, run)
+        return operation
+
+    def _take(self, operation: Operation[_T], op: str, what: str, run: Callable[[float, Tally], _T]) -> None:
+        now, timeout = time.monotonic(), self.settings.op_timeout_s
+        operation.set_running_or_notify_cancel()
+        try:
+            if not operation.patient and now - operation.submitted > timeout:
+                raise StoreUnavailableError(
+                    f"{what}: waited {timeout:g} s for one of max_concurrency={self.settings.max_concurrency} threads "
+                    "and was not begun; the store is slow or out of reach, or this process asks for too much at once"
+                )
+            operation.deadline = now + timeout
+            operation.set_result(self._measured(op, lambda tally: run(now + timeout, tally)))
+        except BaseException as error:  # noqa: BLE001 - whatever it was, whoever awaits the operation must see it
+            operation.set_exception(error)
+        finally:
+            del operation  # a failed one holds its error, and the error this frame
 
     def mark(self, what: str, make: Callable[[], Steps[None]], spill: Callable[[str], None]) -> Future[None]:
         """Run a mark in the threads of its own; past ``mark_timeout_s``, or on any store error, ``spill`` it."""
@@ -149,16 +185,14 @@ class Runtime:
         self._ensure_probed(time.monotonic() + self.settings.op_timeout_s)
 
     def _measured(self, op: str, run: Callable[[Tally], _T]) -> _T:
-        tally, start, error = Tally(), time.monotonic(), None
+        tally, start, failure = Tally(), time.monotonic(), ""
         try:
-            result = run(tally)
-        except BaseException as raised:
-            error = raised
+            return run(tally)
+        except BaseException as error:
+            failure = type(error).__name__
             raise
         finally:
-            seconds = time.monotonic() - start
-            self.stats.add(op, seconds, trips=tally.trips, requests=tally.requests, retries=tally.retries, error=error)
-        return result
+            self.stats.add(op, time.monotonic() - start, tally, failure)
 
     def _publish(self, steps: Steps[None], what: str, deadline: float | None) -> None:
         limit = time.monotonic() + self.settings.op_timeout_s if deadline is None else deadline
@@ -168,12 +202,13 @@ class Runtime:
     def _ensure_probed(self, deadline: float) -> None:
         if self._probed:
             return
-        with self._probe_lock:
+        what = "check of the store at first use"
+        if not self._probe_lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StoreUnavailableError(f"{what}: {self.store.describe()} has not answered it in time")
+        try:
             if self._probed:
                 return
-            honoured = self.driver.run(
-                probe(self.keys, uuid.uuid4().hex), deadline=deadline, what="check of the store at first use"
-            )
+            honoured = self.driver.run(probe(self.keys, uuid.uuid4().hex), deadline=deadline, what=what)
             if not honoured:
                 raise UnsupportedStoreError(
                     f"{self.store.describe()} does not honour create-if-absent (If-None-Match: *): a second create of "
@@ -182,6 +217,8 @@ class Runtime:
                     "'s3capture doctor' shows what it does"
                 )
             self._probed = True
+        finally:
+            self._probe_lock.release()
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -197,10 +234,13 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _shut_down(pools: tuple[ThreadPoolExecutor, ...], store: Store) -> None:
+def _shut_down(pid: int, pools: tuple[ThreadPoolExecutor, ...], store: Store | None) -> None:
+    if pid != os.getpid():
+        return  # in the child of a fork: the threads are the parent's, and their locks may be held for ever
     for pool in pools:
         pool.shutdown(wait=False)
-    store.close()
+    if store is not None:
+        store.close()
 
 
 _registry_lock = threading.Lock()
@@ -213,7 +253,8 @@ def _after_fork_in_child() -> None:
     _registry = weakref.WeakValueDictionary()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):  # not where there is no fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def shared(settings: Settings, store: Store | None = None) -> Runtime:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
+import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from s3capture.codec import MAX_PAYLOAD
 from s3capture.errors import InvalidIdError, SettingsError
 from s3capture.ids import validate_prefix, validate_run
 
@@ -24,7 +27,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "sse": (None, "AES256", "aws:kms", "aws:kms:dsse"),
 }
 _SECONDS = ("op_timeout_s", "mark_timeout_s", "connect_timeout_s", "read_timeout_s")
-_COUNTS = {"max_concurrency": 1024, "max_object_bytes": 5 * 1024**3, "lineage_cache_tokens": 10**12}
+_COUNTS = {"max_concurrency": 1024, "max_object_bytes": MAX_PAYLOAD, "lineage_cache_tokens": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,14 @@ class Settings:
     @property
     def spill_path(self) -> Path:
         """The spill directory: ``spill_dir``, or one under the user's state directory."""
+        try:
+            return self._spill_path()
+        except RuntimeError as error:
+            raise SettingsError(f"no home directory to spill to ({error}); set spill_dir") from error
+
+    def _spill_path(self) -> Path:
         if self.spill_dir is not None:
             return Path(self.spill_dir).expanduser()
-        import os  # noqa: PLC0415 - read at use, not at import: launchers set it late
-
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(base).expanduser() / "s3capture" / "spill"
 
@@ -95,8 +102,19 @@ class Settings:
         settings._check()
         return settings
 
+    @property
+    def address(self) -> str | None:
+        """The store's address in one spelling, for telling stores apart; None for AWS itself.
+
+        Without ``endpoint_url`` boto3 takes one from the environment, and so does this.
+        """
+        given = self.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return _one_spelling(given) if given else None
+
     def _check(self) -> None:
-        parts = urlsplit(self.url)
+        parts = _split("url", self.url)
+        if "@" in parts.netloc:
+            raise SettingsError("url carries credentials; give them to boto3's own chain instead")
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
             raise SettingsError(f"url {self.url!r} is not of the form s3://bucket/prefix")
         if not _BUCKET.fullmatch(parts.netloc):
@@ -123,12 +141,32 @@ class Settings:
                 raise SettingsError(f"{name} {getattr(self, name)!r} is not between 1 and {most:,}")
 
 
+def _split(name: str, url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # an open bracket; the text may hold credentials, so it is not repeated
+        raise SettingsError(f"{name} is no valid address: {error}") from None
+
+
 def _check_endpoint(endpoint_url: str) -> None:
-    endpoint = urlsplit(endpoint_url)
+    endpoint = _split("endpoint_url", endpoint_url)
+    if "@" in endpoint.netloc:
+        raise SettingsError("endpoint_url carries credentials; give them to boto3's own chain instead")
     if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
         raise SettingsError(f"endpoint_url {endpoint_url!r} is not an http:// or https:// address")
-    if endpoint.username or endpoint.password:
-        raise SettingsError("endpoint_url carries credentials; give them to boto3's own chain instead")
+    if endpoint.query or endpoint.fragment:
+        raise SettingsError(f"endpoint_url {endpoint_url!r} has a query or fragment, which no endpoint takes")
+    try:
+        _ = endpoint.port
+    except ValueError as error:
+        raise SettingsError(f"endpoint_url {endpoint_url!r}: {error}") from error
+
+
+def _one_spelling(endpoint_url: str) -> str:
+    parts = urlsplit(endpoint_url)
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    port = f":{parts.port}" if parts.port not in (None, default) else ""
+    return f"{parts.scheme}://{(parts.hostname or '').lower()}{port}{parts.path.rstrip('/')}"
 
 
 _EXAMPLES = {"url": "s3://bucket/prefix", "run": "run-7"}
@@ -145,10 +183,14 @@ def _scalar(name: str, value: Any, declared: str) -> Any:
         if not isinstance(value, str):
             raise SettingsError(f"{name} {value!r} is a {type(value).__name__}, not a string")
         return str(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise SettingsError(f"{name} {value!r} is a {type(value).__name__}, not a number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise SettingsError(f"{name} {value!r} is out of range") from error
     if declared == "int":
-        if int(value) != value:
+        if not number.is_integer():
             raise SettingsError(f"{name} {value!r} is not a whole number")
-        return int(value)
-    return float(value)
+        return int(number)
+    return number

@@ -24,6 +24,9 @@ from s3capture.store.base import Store
 
 _log = logging.getLogger("s3capture")
 
+_SMALL_TOKENS = 4_000
+"""Up to here a record is encoded where ``put`` is called: a thread would take longer."""
+
 
 class S3TokenSink(Endpoint):
     """A ``TokenSink`` on a bucket, with the extensions ``begin_call`` and ``record_engine_refusal``.
@@ -60,20 +63,22 @@ class S3TokenSink(Endpoint):
     async def put(self, entry: TokenEntry) -> None:
         """Store one record; one round trip for a call that this process began, two otherwise.
 
-        ``entry`` is our ``TokenEntry`` or any pydantic model of that shape. The bytes are fixed when this is called.
+        ``entry`` is our ``TokenEntry`` or any pydantic model of that shape; do not change it until this returns.
         Repeating it with the same payload is a no-op. Raise ``UnstorableValueError`` (with the path) for a value that
         would not come back as itself, before anything is written, and ``ConflictingPayloadError`` when the call
         id was used with another payload.
         """
         self._check_open()
         rollout, call = validate_rollout_id(entry.rollout_id), validate_call_id(entry.model_call_id)
-        payload = entry_payload(entry)
-        fingerprint = entry.continuation_fingerprint
-        self._check_size(payload, rollout, call)
+        # Encoding 100,000 tokens takes tens of milliseconds, for which a server's event loop must not stand still.
+        small = entry_payload(entry) if _token_count(entry) <= _SMALL_TOKENS else None
         runtime = self._runtime
         keys, owned = runtime.rollout(rollout), runtime.use_grant(rollout, call)
 
         def steps() -> Steps[None]:
+            payload = entry_payload(entry) if small is None else small
+            self._check_size(payload, rollout, call)
+            fingerprint = entry.continuation_fingerprint
             outcome = bodies.entry(keys, call, payload, fingerprint=fingerprint, by=runtime.by)
             return writing.put_outcome(keys, outcome, runtime.origin(), owned=owned)
 
@@ -127,7 +132,7 @@ class S3TokenSink(Endpoint):
         rollout, call = validate_rollout_id(rollout_id), validate_call_id(model_call_id)
         # Never bounded by op_timeout_s: a mark ends by itself soon after mark_timeout_s, in the bucket or on disk.
         what = self._what("mark", rollout, call)
-        await self._result(self._mark(rollout, call, "marked by the caller"), what, bounded=False)
+        await self._result(self._mark(rollout, call, "marked by the caller"), what)
 
     def _mark(self, rollout: str, call: str, reason: str) -> Future[None]:
         runtime = self._runtime
@@ -139,7 +144,7 @@ class S3TokenSink(Endpoint):
                 SpilledMark(
                     bucket=self.settings.bucket,
                     prefix=self.settings.prefix,
-                    endpoint_url=self.settings.endpoint_url,
+                    endpoint_url=self.settings.address,
                     run=self.settings.run,
                     rollout=rollout,
                     call=call,
@@ -207,6 +212,11 @@ class S3TokenSink(Endpoint):
 
     def _what(self, action: str, rollout: str, call: str) -> str:
         return f"{action} of call {call!r}, rollout {rollout!r}, run {self.settings.run!r}"
+
+
+def _token_count(entry: TokenEntry) -> int:
+    arrays = (entry.prompt_token_ids, entry.generation_token_ids)
+    return sum(len(array) for array in arrays if isinstance(array, list))
 
 
 def entry_payload(entry: TokenEntry) -> codec.Payload:

@@ -7,8 +7,8 @@ or that this version does not understand is an error, never a silent gap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, Unpack
 
 from pydantic import ValidationError
 
@@ -27,6 +27,7 @@ from s3capture.removal import remove_each, report_left
 from s3capture.store.base import Store
 
 _log = logging.getLogger("s3capture")
+_T = TypeVar("_T")
 
 
 class S3TokenSource(Endpoint):
@@ -46,10 +47,12 @@ class S3TokenSource(Endpoint):
         payloads, or the rollout was marked. Raise ``TokenCaptureRetiredError`` when it is retired and
         ``CorruptObjectError`` when a record cannot be trusted.
         """
-        frozen = await self._freeze(rollout_id)
-        keys = self._runtime.rollout(rollout_id)
+        return await self._freeze(rollout_id, self._snapshot)
+
+    def _snapshot(self, keys: RolloutKeys, frozen: FrozenRollout) -> Any:
+        """Build the snapshot, in the operation's thread: it takes a second for a long rollout."""
         return TokenCaptureSnapshot(
-            rollout_id=rollout_id,
+            rollout_id=keys.rollout_id,
             entries=tuple(sorted_by_time(read_entry(keys, s, o) for s, o in frozen.of_kind(bodies.ENTRY).items())),
             incomplete=frozen.incomplete,
             snapshot_id=frozen.manifest.snapshot_id,
@@ -59,14 +62,16 @@ class S3TokenSource(Endpoint):
             ),
         )
 
-    async def _freeze(self, rollout_id: str) -> FrozenRollout:
+    async def _freeze(self, rollout_id: str, build: Callable[[RolloutKeys, FrozenRollout], _T]) -> _T:
         self._check_open()
         runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
         keys = runtime.rollout(rollout)
         what = self._what("freeze", rollout)
-        return await self._result(
-            runtime.submit("freeze", what, lambda: freezing.freeze(keys, runtime.origin()), drains=rollout), what
-        )
+
+        def steps() -> Steps[_T]:
+            return build(keys, (yield from freezing.freeze(keys, runtime.origin())))
+
+        return await self._result(runtime.submit("freeze", what, steps, drains=rollout, patient=True), what)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Retire exactly the snapshot that was consumed; False when anything changed since, or it was never frozen.
@@ -75,6 +80,11 @@ class S3TokenSource(Endpoint):
         deleted and the decision alone retires.
         """
         self._check_open()
+        if not isinstance(snapshot_id, str) or isinstance(version, bool) or not isinstance(version, int):
+            raise TypeError(
+                f"drop of rollout {rollout_id!r} takes the snapshot_id (str) and version (int) of a snapshot, "
+                f"got {snapshot_id!r} and {version!r}"
+            )
         runtime, rollout = self._runtime, validate_rollout_id(rollout_id)
         keys, keep = runtime.rollout(rollout), self.settings.retention == "keep"
         what = self._what("drop", rollout)
@@ -82,7 +92,7 @@ class S3TokenSource(Endpoint):
         def steps() -> Steps[Dropped]:
             return retiring.drop(keys, snapshot_id, version, runtime.origin(), keep=keep)
 
-        dropped = await self._result(runtime.submit("drop", what, steps, drains=rollout), what)
+        dropped = await self._result(runtime.submit("drop", what, steps, drains=rollout, patient=True), what)
         if dropped.left:
             report_left(self.settings.run, rollout, "drop", dropped.left)
         if not dropped.retired:

@@ -7,6 +7,8 @@ use, after the next success, and by a freeze or drop of its rollout in any proce
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import threading
 import time
@@ -26,6 +28,9 @@ from s3capture.protocol.writing import mark_incomplete
 from s3capture.spill import Spill, SpilledMark, Target
 
 _log = logging.getLogger("s3capture")
+
+_REST_S = 5.0
+"""How long a drain that left something behind is not repeated: what it left may be nothing that a drain can take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Spilling:
         self._due = True
         self._draining = False
         self._blind = False
+        self._not_before = 0.0
 
     def mark(self, attempt: Callable[[], Future[None]], deadline: float, spill: Callable[[str], None]) -> bool:
         """Wait for ``attempt`` until ``deadline``; on any store error, or no answer by then, call ``spill``.
@@ -84,13 +90,13 @@ class Spilling:
             raise
         except FutureTimeoutError:
             self._to_disk(spill, StoreError("the store did not answer in time"))
-        except CaptureError as error:
+        except Exception as error:  # noqa: BLE001 - whatever kept the mark from the store, it must not be lost
             self._to_disk(spill, error)
         return False
 
-    def _to_disk(self, spill: Callable[[str], None], error: CaptureError) -> None:
+    def _to_disk(self, spill: Callable[[str], None], error: Exception) -> None:
         try:
-            spill(str(error))
+            spill(str(error) or type(error).__name__)
         except SpillError as disk:
             raise SpillError(f"{disk}; before that the store had failed: {error}") from error
         with self._lock:
@@ -107,7 +113,7 @@ class Spilling:
     def succeeded(self) -> None:
         """The store answered: drain in the background what waits, if anything may."""
         with self._lock:
-            if not self._due or self._draining:
+            if not self._due or self._draining or time.monotonic() < self._not_before:
                 return
             self._draining, self._due = True, False
         try:
@@ -128,21 +134,25 @@ class Spilling:
                 self._draining = False
         if again:
             with self._lock:
-                self._due = True
+                self._due, self._not_before = True, time.monotonic() + _REST_S
 
     def drain(self, *, rollout: str | None = None, deadline: float | None = None) -> Drained:
         """Publish the marks that wait, of one rollout or of all.
 
-        With ``rollout``, a store error that keeps one of its marks from being published is raised: the caller is
-        about to judge that rollout and must not do so without them. Without, it is reported in ``waiting``.
+        With ``rollout``, a store error that keeps one of its marks from being published is raised, and so is a spill
+        that cannot be read: the caller is about to judge that rollout and must not do so without them. Without
+        ``rollout``, it is reported in ``waiting``.
         A mark whose rollout was retired meanwhile is set aside as evidence.
         """
         try:
             scan = self._spill.pending(target=self._target, rollout=rollout)
             damaged = tuple(self._spill.damaged(target=self._target, rollout=rollout)) if rollout else scan.damaged
         except SpillError as error:
+            if rollout is not None:
+                # Cannot tell whether a mark of this rollout waits there, so nothing may be judged.
+                raise
             if not self._blind:
-                _log.error("the local spill cannot be read, so marks spilled there are not counted: %s", error)
+                _log.error("the local spill cannot be read, so marks spilled there are not published: %s", error)
             self._blind = True
             return Drained(waiting=(("", str(error)),))
         published: list[SpilledMark] = []
@@ -172,13 +182,15 @@ class Spilling:
     def _mark_for_unreadable(self, rollout: str, paths: list[Path], deadline: float | None) -> None:
         """A file that cannot be read still says by its name which rollout it would have marked."""
         for path in paths:
-            mark_id = path.name.split(".", 1)[0].split("-")[-1]
+            # One id for one file, so that reading it again marks nothing twice.
+            mark_id = hashlib.sha256(path.name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
             mark = SpilledMark(
                 bucket=self._target.bucket, prefix=self._target.prefix, endpoint_url=self._target.endpoint_url,
                 run=self._target.run, rollout=rollout, call="", mark_id=mark_id, at=0.0,
                 reason="a spilled mark of this rollout cannot be read", by="",
             )  # fmt: skip
-            self._publish(mark_steps(self._keys, mark), _name(mark), deadline)
+            with contextlib.suppress(TokenCaptureRetiredError):
+                self._publish(mark_steps(self._keys, mark), _name(mark), deadline)
 
 
 def _name(mark: SpilledMark) -> str:

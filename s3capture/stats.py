@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from threading import Lock
 
+from s3capture.driver import Tally
+
 _SAMPLES = 20_000
 
 
@@ -42,20 +44,17 @@ class Stats:
         self._lock = Lock()
         self._of: dict[str, _Totals] = {}
 
-    def add(
-        self, op: str, seconds: float, *, trips: int, requests: int, retries: int, error: BaseException | None
-    ) -> None:
-        """Count one finished operation; ``error`` is what it raised, if anything."""
+    def add(self, op: str, seconds: float, tally: Tally, failure: str) -> None:
+        """Count one finished operation; ``failure`` names the kind of error it raised, empty for none."""
         with self._lock:
             totals = self._of.setdefault(op, _Totals())
             totals.count += 1
-            totals.trips += trips
-            totals.requests += requests
-            totals.retries += retries
+            totals.trips += tally.trips
+            totals.requests += tally.requests
+            totals.retries += tally.retries
             totals.seconds.append(seconds)
-            if error is not None:
-                name = type(error).__name__
-                totals.failures[name] = totals.failures.get(name, 0) + 1
+            if failure:
+                totals.failures[failure] = totals.failures.get(failure, 0) + 1
 
     def snapshot(self) -> dict[str, OpStats]:
         """The totals so far, by operation."""

@@ -20,7 +20,7 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from s3capture.codec import FORMAT, MAX_DEPTH, Payload, canonical, decode, encode, parse_payload
+from s3capture.codec import FORMAT, MAX_DEPTH, MAX_HEADER, Payload, canonical, decode, encode, parse_payload
 from s3capture.errors import CorruptObjectError, UnknownFormatError, UnstorableValueError
 
 KEY = "p/r/attempts/00/x/call/c"
@@ -354,3 +354,10 @@ def test_a_mapping_view_is_a_mapping() -> None:
     """Header fields may come as any mapping."""
     fields: Mapping[str, Any] = MappingProxyType({"call": "c"})
     assert decode(KEY, encode("entry", fields, canonical(None))).header["call"] == "c"
+
+
+@pytest.mark.parametrize("call", ["x" * (MAX_HEADER + 1), "\ud800" * 200_000])
+def test_what_no_reader_would_take_is_refused_by_the_writer(call: str) -> None:
+    """Ids that make a header longer than readers accept are refused when the object is made, not when it is read."""
+    with pytest.raises(UnstorableValueError, match="ids"):
+        encode("entry", {"call": call}, canonical(1))

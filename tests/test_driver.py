@@ -19,7 +19,7 @@ from captures import ROLLOUT, answered, captures, entry, on_fake, warm_up
 from fakes3 import Exchange, FakeS3, LoseReply, Reply, on
 
 from s3capture import S3TokenSink, S3TokenSource
-from s3capture.driver import MAX_ATTEMPTS, Driver, Tally
+from s3capture.driver import Driver, Tally
 from s3capture.effects import Absent, Answer, Create, Created, Delete, Deleted, Effect, Exists, Get, Steps
 from s3capture.errors import (
     ConflictingPayloadError,
@@ -479,12 +479,42 @@ def test_contention_on_a_key_that_is_there_is_exists() -> None:
     assert store.asked == 1
 
 
-def test_attempts_are_bounded() -> None:
-    """A store that fails at once, and for ever, is given up after a fixed number of attempts."""
-    store = _Scripted(*(TransientStoreError("down") for _ in range(10 * MAX_ATTEMPTS)))
+def test_a_store_is_asked_for_as_long_as_there_is_time() -> None:
+    """A store that fails at once a hundred times, as one that is starting does, is still asked when it answers."""
+    store = _Scripted(*(TransientStoreError("down", doubtful=False) for _ in range(100)))
+    assert _drive(store, _once(Create("k", b""))) == (Created(),)
+
+
+def test_the_deadline_ends_the_asking() -> None:
+    """A store that fails at once, and for ever, is given up at the deadline with its own last words."""
+    store = MemoryStore()
+    store.create = lambda *_: (_ for _ in ()).throw(TransientStoreError("down"))  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailableError, match="a test: down"):
-        _drive(store, _once(Create("k", b"")))
-    assert store.asked == MAX_ATTEMPTS
+        _drive(store, _once(Create("k", b"")), seconds=0.2)
+
+
+def test_a_failed_look_after_a_409_leaves_the_create_in_doubt() -> None:
+    """409, then no answer to the look, then success: the first create may have been applied, so it is not the first."""
+
+    class Store(_Scripted):
+        looks = 0
+
+        def get(self, key: str) -> bytes | None:
+            del key
+            self.looks += 1
+            raise TransientStoreError("503", doubtful=False)
+
+    store = Store(ContendedError("409"))
+    assert _drive(store, _once(Create("k", b""))) == (Created(first_attempt=False),)
+    assert store.looks == 1
+
+
+def test_a_delete_that_finds_no_store_tells_what_is_left() -> None:
+    """Deleting is housekeeping behind a decision: at the deadline it returns the keys that are left, and why."""
+    store = MemoryStore()
+    store.delete = lambda _: (_ for _ in ()).throw(TransientStoreError("down"))  # type: ignore[method-assign]
+    (answer,) = _drive(store, _once(Delete(("a", "b"))), seconds=0.2)
+    assert answer == Deleted((("a", "down"), ("b", "down")))
 
 
 def test_nothing_is_asked_after_the_deadline() -> None:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ from s3capture.errors import (
     TokenCaptureFrozenError,
     TokenCaptureRetiredError,
 )
+from s3capture.protocols import TokenCaptureSnapshot
 from s3capture.runtime import _MARK_THREADS as MARK_THREADS
 from s3capture.store import boto_client
 from s3capture.store.memory import MemoryStore
@@ -841,3 +843,118 @@ def test_a_call_put_before_it_began_has_no_first_put_left() -> None:
 
     with pytest.raises(TokenCaptureRetiredError):
         asyncio.run(in_this_order())
+
+
+@pytest.mark.parametrize("version", [2.0, True, "2", None])
+def test_drop_takes_the_version_of_a_snapshot_and_nothing_like_it(version: Any) -> None:
+    """A version that is no int is a TypeError before anything changed, also where it equals the right one."""
+    store = MemoryStore()
+    sink, source = (made(url="s3://bucket/p", run="r", store=store) for made in (S3TokenSink, S3TokenSource))
+
+    async def drop() -> None:
+        await sink.put(entry("c", "r"))
+        snapshot = await source.freeze("r")
+        assert snapshot.version == 2
+        await source.drop("r", snapshot_id=snapshot.snapshot_id, version=version)
+
+    with pytest.raises(TypeError, match="version"):
+        asyncio.run(drop())
+    assert not [row.key for row in store.list("") if "retiring" in row.key]
+
+
+def test_a_spill_that_cannot_be_read_judges_nothing(tmp_path: Path) -> None:
+    """Whether a mark waits in a spill that others may write cannot be told, so a freeze is an error, not a guess."""
+    spill = tmp_path / "spill"
+    spill.mkdir(mode=0o700)
+    source = S3TokenSource(url="s3://bucket/p", run="r", store=MemoryStore(), spill_dir=str(spill))
+    assert not asyncio.run(source.freeze("r")).incomplete
+    spill.chmod(0o777)
+    with pytest.raises(SpillError, match="spill"):
+        asyncio.run(source.freeze("r"))
+
+
+class _Broken(MemoryStore):
+    def create(self, key: str, body: bytes) -> bool:
+        del key, body
+        raise MemoryError
+
+
+def test_a_mark_survives_whatever_goes_wrong(tmp_path: Path) -> None:
+    """A mark that the store failed to take by an error of no known kind is in the spill when the call returns."""
+    sink = S3TokenSink(url="s3://bucket/p", run="r", store=_Broken(), spill_dir=str(tmp_path / "spill"))
+    asyncio.run(sink.mark_incomplete("7-3", "c"))
+    assert len(list((tmp_path / "spill").glob("*.mark"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://s3.local:8333", "http://S3.local:8333/"),
+        ("https://s3.local", "https://s3.local:443"),
+        ("http://s3.local:80/", "http://s3.local"),
+    ],
+)
+def test_a_mark_is_found_under_every_spelling_of_the_address(one: str, other: str, tmp_path: Path) -> None:
+    """A mark spilled under one spelling of the store's address counts for a source that uses another."""
+    spill = str(tmp_path / "spill")
+    sink = S3TokenSink(url="s3://bucket/p", run="r", store=_Broken(), spill_dir=spill, endpoint_url=one)
+    asyncio.run(sink.mark_incomplete("7-3", "c"))
+    source = S3TokenSource(url="s3://bucket/p", run="r", store=MemoryStore(), spill_dir=spill, endpoint_url=other)
+    assert asyncio.run(source.freeze("7-3")).incomplete
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"url": "s3://AKIA:sesame@bucket/p"},
+        {"endpoint_url": "http://AKIA:sesame@host:1"},
+        {"endpoint_url": "ftp://AKIA:sesame@host"},
+        {"endpoint_url": "http://host:99999"},
+        {"endpoint_url": "http://host:abc"},
+        {"endpoint_url": "http://[::1"},
+        {"endpoint_url": "http://host/?x=1"},
+        {"max_concurrency": float("nan")},
+        {"max_concurrency": float("inf")},
+        {"op_timeout_s": 10**400},
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused_without_telling_secrets(bad: dict[str, Any]) -> None:
+    """Addresses with credentials, ports or queries that cannot be, and numbers out of range are SettingsErrors."""
+    with pytest.raises(SettingsError) as caught:
+        S3TokenSink(**{"url": "s3://bucket/p", "run": "r", **bad})
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_store_of_the_callers_own_stays_open() -> None:
+    """Closing the endpoints of one run leaves a shared store usable for another."""
+
+    class Store(MemoryStore):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    store = Store()
+    sink = S3TokenSink(url="s3://bucket/p", run="r", store=store)
+    asyncio.run(sink.put(entry("c", "r")))
+    asyncio.run(sink.close())
+    del sink
+    gc.collect()
+    assert not store.closed
+
+
+def test_many_freezes_at_once_all_succeed() -> None:
+    """A trainer may freeze more rollouts at once than an operation's timeout has room for: they wait for a thread."""
+
+    class Slow(MemoryStore):
+        def list(self, prefix: str) -> Sequence[ObjectInfo]:
+            time.sleep(0.02)
+            return super().list(prefix)
+
+    source = S3TokenSource(url="s3://bucket/p", run="r", store=Slow(), max_concurrency=2, op_timeout_s=0.5)
+
+    async def freeze_all() -> list[TokenCaptureSnapshot]:
+        return await asyncio.gather(*(source.freeze(f"r{n}") for n in range(60)))
+
+    assert len(asyncio.run(freeze_all())) == 60

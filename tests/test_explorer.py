@@ -15,6 +15,7 @@ import pytest
 
 from s3capture.effects import Answer, Create, Created, Delete, Effect, Exists, Get, List, Listed, Steps
 from s3capture.errors import StoreError
+from s3capture.protocol import freezing
 from s3capture.testing.broken import VARIANTS, Broken
 from s3capture.testing.explorer import (
     SKIPPED,
@@ -392,3 +393,22 @@ def test_running_alone_changes_the_bucket_in_place() -> None:
     bucket = {"y": b"0"}
     assert run_alone(asking((X, Y), (Delete(("y",)), List(""))), bucket)[:2] == (Created(), Exists())
     assert bucket == {"x": b"1"}
+
+
+def _retirement_between_pages() -> Scenario:
+    a, b = Scripts(SHIPPED, "A"), Scripts(SHIPPED, "B")
+    actors = (a.actor(a.mark("m"), a.freeze()), b.actor(b.retire()))
+    return Scenario("a retirement between pages", actors, PROMISES, crashes=0, losses=0, list_pages=3)
+
+
+def test_a_retirement_between_the_pages_of_a_list_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a LIST takes several pages, a retirement that sweeps between them hides no acknowledged mark."""
+    monkeypatch.setattr(freezing, "ONE_PAGE", 0)
+    report = explore(_retirement_between_pages())
+    assert report.violation is None, str(report)
+
+
+def test_without_the_second_look_pages_would_hide_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenario above bites: a freeze that trusts torn pages breaks a promise."""
+    monkeypatch.setattr(freezing, "ONE_PAGE", 10**9)
+    assert explore(_retirement_between_pages()).violation is not None

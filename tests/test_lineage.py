@@ -351,7 +351,8 @@ def test_memory_is_bounded_by_tokens_and_the_newest_stay(given: dict[str, Any]) 
     """Beyond lineage_cache_tokens the calls used least recently are read again, and answers stay right."""
     texts = [f"answer {number}" for number in range(5)]
     _put(given, *(answered(f"c{n}", text=text, prompt=[n] * 90, generation=[n] * 10) for n, text in enumerate(texts)))
-    resolver = S3LineageResolver(**{**given, "lineage_cache_tokens": 250})
+    # Each call counts for its 100 tokens and a little for itself: two fit, three do not.
+    resolver = S3LineageResolver(**{**given, "lineage_cache_tokens": 400})
     for number, text in enumerate(texts):
         assert _parent(_resolve(resolver, continued(text=text))) == (f"c{number}", (number,) * 100)
     assert [_requests(resolver, text) for text in texts[3:]] == [1, 1]

@@ -1,8 +1,8 @@
 """The command line: what is typed comes in here, and every way out has its exit status here.
 
 The rule of this package: data on stdout, talk on stderr. An error that the package raises on purpose is one line and
-never a traceback; commands import what is slow inside their bodies, so that ``--help`` answers at once. It is the
-only package that prints.
+no traceback unless one asks; commands import what is slow inside their bodies, so that ``--help`` answers at once. It
+is the only package that prints.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +68,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Keep the training tokens of reinforcement-learning rollouts safe on object storage.",
-    epilog="Exit status: 0 done; 1 bad data found or a check failed; 2 could not run; 130 interrupted.",
+    epilog="Exit status: 0 done; 1 bad data found, check failed, or no such run; 2 could not run; 130 interrupted.",
 )
 
 
@@ -82,7 +83,7 @@ _options = {"debug": False}
 
 @app.callback()
 def _common(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")] = False,
     _show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stdout.reconfigure(errors="backslashreplace")
     _options["debug"] = False
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="s3capture")
+        app(args=_debug_first(sys.argv[1:] if arguments is None else arguments), prog_name="s3capture")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else EXIT_UNUSABLE if ending.code else 0
     except _Interrupted:
@@ -118,15 +119,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os._exit(EXIT_INTERRUPTED)
     except CaptureError as error:
         if _options["debug"]:
-            raise
-        say(" ".join(str(error).split()))
+            traceback.print_exception(error)
+        else:
+            say(" ".join(str(error).split()))
         return EXIT_BAD_DATA if isinstance(error, CorruptObjectError) else EXIT_UNUSABLE
-    except Exception as error:  # a bug, told in one line; --debug shows all of it
+    except Exception as error:  # noqa: BLE001 - a bug, told in one line; --debug shows all of it
         if _options["debug"]:
-            raise
-        say(
-            f"unexpected {type(error).__name__}: {' '.join(str(error).split())}; this is a bug, and "
-            "'s3capture --debug ...' shows where"
-        )
+            traceback.print_exception(error)
+        else:
+            say(
+                f"unexpected {type(error).__name__}: {' '.join(str(error).split())}; this is a bug, and "
+                "'s3capture --debug ...' shows where"
+            )
         return EXIT_BUG
     return 0
+
+
+def _debug_first(arguments: Sequence[str]) -> list[str]:
+    """Let ``--debug`` stand anywhere: it is asked for after an error, at the end of the line that failed."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    return [*(["--debug"] if len(options) < end else []), *options, *arguments[end:]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from s3capture.reader import Reader
 
 EXIT_BAD_DATA = 1
-"""Something was found that should not be: damaged data, a failed check, a mark that cannot be published."""
+"""Something was found that should not be, or what was named is not there: see docs/cli.md."""
 EXIT_UNUSABLE = 2
 """The command could not run: usage, settings, address, credentials, bucket, or an unsupported store."""
 EXIT_BUG = 3
@@ -140,6 +141,18 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
+
+
+def short(text: str, most: int = 110) -> str:
+    """Return ``text`` cut to ``most`` characters; for tables, where ``--json`` has the whole."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def screen_width() -> int | None:
+    """Return the columns of the terminal that stdout is; None where a program reads, which wants whole lines."""
+    from shutil import get_terminal_size  # noqa: PLC0415
+
+    return max(get_terminal_size().columns, 40) if sys.stdout.isatty() else None
 
 
 def plural(count: int, word: str) -> str:

@@ -28,6 +28,7 @@ from s3capture.cli.common import (
     say,
     settings_of,
 )
+from s3capture.errors import SettingsError
 
 if TYPE_CHECKING:
     from s3capture.settings import Settings
@@ -53,8 +54,17 @@ def conformance(
 
     name = f"conformance-{uuid4().hex[:16]}" if run is None else run
     settings = settings_of(url, name, endpoint_url=endpoint_url, region=region)
-    with _without_expected_warnings():
-        passed, failed, skipped = asyncio.run(_judge(settings, as_json=as_json))
+    from s3capture.preflight import RunInUseError  # noqa: PLC0415 - --help need not wait for it
+
+    try:
+        with _without_expected_warnings():
+            passed, failed, skipped = asyncio.run(_judge(settings, as_json=as_json))
+    except RunInUseError as error:
+        # Its own advice is to a launcher, which may resume a run.
+        raise SettingsError(
+            f"run {name!r} at {settings.url} holds data already, and nothing was tried: choose another --run, or leave "
+            "it out"
+        ) from error
     said = f"{plural(passed, 'check')} passed, {failed} failed, {skipped} skipped; run {name!r} was removed"
     say(said)
     if failed:

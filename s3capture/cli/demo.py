@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from s3capture.cli.common import EXIT_BAD_DATA, EXIT_UNUSABLE, EndpointUrl, out_json, say
+from s3capture.cli.common import EXIT_BAD_DATA, EXIT_UNUSABLE, EndpointUrl, Region, out_json, say
 from s3capture.demo.workload import DEFAULT_SEED
 
 
@@ -41,11 +41,14 @@ def demo(
         ),
     ] = None,
     endpoint_url: EndpointUrl = None,
+    region: Region = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes that share the calls.")] = 4,
     seed: Annotated[int, typer.Option(help="Makes the built-in workload, and decides who plays what.")] = DEFAULT_SEED,
     rollouts: Annotated[
         int | None,
-        typer.Option(min=8, help="Cut the built-in workload to so many rollouts; those with trouble stay."),
+        typer.Option(
+            min=8, help="Cut the built-in workload to so many rollouts; those with trouble stay. Not with RECORDING."
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Drop nothing: leave every record in the bucket.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of the table.")] = False,
@@ -63,7 +66,7 @@ def demo(
 
     if url is None and endpoint_url == os.environ.get("S3CAPTURE_ENDPOINT_URL"):
         endpoint_url = None  # not typed, and the embedded server has an address of its own
-    options = Options(recording, url, run, endpoint_url, workers, seed, rollouts, keep)
+    options = Options(recording, url, run, endpoint_url, region, workers, seed, rollouts, keep)
     try:
         with Terminal() as terminal:
             outcome = run_demo(options, terminal)

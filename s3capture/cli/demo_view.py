@@ -6,6 +6,7 @@ was not compared, and what was not compared is said.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from shutil import get_terminal_size
@@ -24,6 +25,7 @@ from s3capture.records import ParentResolutionStatus
 SHOWN_DIFFERENCES = 20
 _SHOWN_LOG = 10
 _WHOLE_ID = 16
+_WITH_UNIT = re.compile(r"(\d) (s|ms|B|kB|MB|GB)\b")
 _OPERATIONS = ("resolve", "begin_call", "put", "record_engine_refusal", "mark_incomplete", "freeze", "drop")
 
 
@@ -81,10 +83,19 @@ def print_outcome(outcome: Outcome) -> None:
     """Print the table and the verdict to stdout."""
     out_table(f"WHAT WAS PLAYED, {outcome.title}", _facts(outcome))
     out_table(f"WHAT IT COST, in {plural(outcome.workers, 'worker')} and the trainer", _operations(outcome))
+    for line in _cost_notes(outcome):
+        _print_wrapped(line)
     out("")
     for line in _verdict(outcome):
-        width = max(get_terminal_size().columns, 40)
-        out("\n".join(textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False)))
+        _print_wrapped(line)
+
+
+def _print_wrapped(line: str) -> None:
+    width = max(get_terminal_size().columns, 40)
+    # A number and its unit stay together; in what ``printable`` returns there is no such space yet.
+    joined = _WITH_UNIT.sub("\\1\u00a0\\2", printable(line))
+    wrapped = textwrap.wrap(joined, width, subsequent_indent="  ", break_on_hyphens=False)
+    out("\n".join(wrapped).replace("\u00a0", " "))
 
 
 def _facts(outcome: Outcome) -> Table:
@@ -112,7 +123,7 @@ def _played(outcome: Outcome) -> _Rows:
     tokens, troubles = outcome.tokens, outcome.troubles
     calls = [f"{outcome.puts:,} put"]
     calls += [f"{troubles.refusals:,} refused by the engine"] if troubles.refusals else []
-    calls += [f"{troubles.deaths:,} died with its worker"] if troubles.deaths else []
+    calls += [f"{troubles.deaths:,} died with the worker"] if troubles.deaths else []
     calls += [f"{troubles.spilled:,} lost in the outage"] if troubles.spilled else []
     deltas = sum(rollout.deltas for rollout in outcome.rollouts)
     yield "rollouts", f"{len(outcome.rollouts):,}", ""
@@ -121,7 +132,7 @@ def _played(outcome: Outcome) -> _Rows:
     yield "tokens", f"{total:,}", f"{tokens.prompt:,} in prompts, {tokens.generated:,} generated"
     if deltas:
         stored = tokens.stored_prompt + tokens.generated
-        yield "tokens stored", f"{stored:,}", f"since {plural(deltas, 'record')} hold their prompt as a delta"
+        yield "tokens stored", f"{stored:,}", f"since {plural(deltas, 'record')} {_holds(deltas)} as a delta"
 
 
 def _stored(outcome: Outcome) -> _Rows:
@@ -140,20 +151,27 @@ def _lineage(outcome: Outcome) -> _Rows:
     resolved, unresolved = (
         lineage.by_status[status] for status in (ParentResolutionStatus.RESOLVED, ParentResolutionStatus.UNRESOLVED)
     )
-    yield "root", f"{lineage.by_status[ParentResolutionStatus.ROOT]:,}", "requests that continue no call"
-    crossed = f"requests; {lineage.crossed:,} continue a call that another process put" if resolved else "requests"
-    yield "resolved", f"{resolved:,}", crossed
+    roots = lineage.by_status[ParentResolutionStatus.ROOT]
+    yield "root", f"{roots:,}", f"{_word(roots, 'request')} that {'continues' if roots == 1 else 'continue'} no call"
+    continues = "continues" if lineage.crossed == 1 else "continue"
+    crossed = f"; {lineage.crossed:,} {continues} a call that another process put" if resolved else ""
+    yield "resolved", f"{resolved:,}", f"{_word(resolved, 'request')}{crossed}"
     in_conflict = unresolved and outcome.troubles.conflicts
     why = "; its parent is in conflict, and nothing is guessed" if in_conflict else ""
-    yield "unresolved", f"{unresolved:,}", f"{'request' if unresolved == 1 else 'requests'}{why}"
+    yield "unresolved", f"{unresolved:,}", f"{_word(unresolved, 'request')}{why}"
 
 
 def _fates(outcome: Outcome) -> _Rows:
     incomplete = [rollout for rollout in outcome.rollouts if not rollout.complete]
-    yield "complete", f"{len(outcome.rollouts) - len(incomplete):,}", "rollouts"
+    complete = len(outcome.rollouts) - len(incomplete)
+    yield "complete", f"{complete:,}", _word(complete, "rollout")
     yield "incomplete", f"{len(incomplete):,}", "\n".join(map(_reasons, incomplete)) or "rollouts"
     dropped, retained = outcome.of_fate(Fate.DROPPED), outcome.of_fate(Fate.RETAINED)
-    yield "dropped", f"{len(dropped):,}", "rollouts: complete and verified" if dropped else "rollouts"
+    yield (
+        "dropped",
+        f"{len(dropped):,}",
+        _word(len(dropped), "rollout") + (": complete and verified" if dropped else ""),
+    )
     by_why: dict[str, list[str]] = {}
     for rollout in retained:
         by_why.setdefault(rollout.why, []).append(rollout.rollout)
@@ -190,6 +208,24 @@ def _operations(outcome: Outcome) -> Table:
     return table
 
 
+def _cost_notes(outcome: Outcome) -> Iterator[str]:
+    """What in the table of costs would puzzle: failures in a play that went well, and counts that do not add up."""
+    failed = [
+        f"{op} {', '.join(f'{number} {error}' for error, number in sorted(stats.failures.items()))}"
+        for op, stats in outcome.operations.items()
+        if stats.failures
+    ]
+    if failed:
+        yield f"failed{', as staged' if outcome.ok else ''}: {'; '.join(failed)}"
+    resolve = outcome.operations.get("resolve")
+    decided = sum(outcome.lineage.by_status.values())
+    if resolve is not None and resolve.count != decided:
+        late = "; that of the late call is" if outcome.troubles.late_writes else ""
+        yield f"resolve: a root that holds nothing a model wrote asks nothing, and is not counted{late}"
+    if any(stats.count and not stats.requests + stats.retries for stats in outcome.operations.values()):
+        yield "requests 0: it got no further than the check of the store at first use, whose requests are not counted"
+
+
 def _verdict(outcome: Outcome) -> Iterator[str]:
     if outcome.ok:
         for line in _staged(outcome):
@@ -209,7 +245,9 @@ def _verdict(outcome: Outcome) -> Iterator[str]:
         yield f"not compared: {plural(without, 'call')} without an entry to compare{_without_entry(outcome)}"
     verified = f"{plural(outcome.verified, 'entry').replace('entrys', 'entries')} read back equal, bit for bit"
     if outcome.ok:
-        yield f"{verified}, with prompts rebuilt from deltas, in {outcome.seconds:.1f} s"
+        deltas = sum(rollout.deltas for rollout in outcome.rollouts)
+        rebuilt = f", with {plural(deltas, 'prompt')} rebuilt from {'a delta' if deltas == 1 else 'deltas'}"
+        yield f"{verified}{rebuilt if deltas else ''}, in {outcome.seconds:.1f} s"
     else:
         yield f"FAILED: {plural(len(outcome.differences), 'difference')}; {verified}"
 
@@ -226,7 +264,8 @@ def _staged(outcome: Outcome) -> Iterator[str]:
     if troubles.refusals:
         yield "an engine refusal settled its intent, and its rollout is complete"
     if troubles.late_writes:
-        yield f"{troubles.late_writes} late writes were refused as frozen and changed nothing"
+        were = "was" if troubles.late_writes == 1 else "were"
+        yield f"{plural(troubles.late_writes, 'late write')} {were} refused as frozen and changed nothing"
     if troubles.spilled:
         yield (
             f"S3 was away for {troubles.down_s:.1f} s: {plural(troubles.spilled, 'mark')} spilled, "
@@ -245,6 +284,14 @@ def _without_entry(outcome: Outcome) -> str:
     }
     found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
     return f" ({found})" if found and outcome.ok else ""
+
+
+def _word(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _holds(count: int) -> str:
+    return "holds its prompt" if count == 1 else "hold their prompt"
 
 
 def _short(call: str) -> str:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 # Nobody's run: the scratch keys lie beside the runs, and nothing of them stays.
 _RUN = "s3capture-doctor"
-_INDENT = 26
+# Room for text: a store's own words can be 300 characters long.
+_INDENT = 8
 _BEFORE_RACE = "create-once"
 
 

@@ -1,12 +1,16 @@
 """``s3capture ls``: the runs below a url, or the rollouts of one run.
 
-The rule of this module: a row is printed as soon as it is known, in one line that ends with the name, so that a run of
-any size can be listed, cut by ``head`` and searched by ``grep``.
+The rule of this module: where a program reads, a row is one line that can be cut by ``head`` and searched by ``grep``,
+and a run of any size can be listed: only so many rollouts as a person might read are held back, to be sorted.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +28,7 @@ from s3capture.cli.common import (
     plural,
     printable,
     say,
+    screen_width,
     settings_of,
     size,
     when,
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 
 
 _FOLDERS = 8
+_SORTED = 10_000
+_INDENT = 10
 
 
 class StateName(StrEnum):
@@ -62,8 +69,9 @@ def ls(
 ) -> None:
     """List runs, or the rollouts of one run.
 
-    Reads only, and freezes nothing. Exit status 1 when a stored object is damaged or a key is not ours: it is named
-    on stderr and the rest is listed.
+    Reads only, and freezes nothing. Rollouts are listed by id; in a run of more than 10,000, and with --json, in the
+    order of their keys, which is that of a hash. Exit status 1 when a stored object is damaged or a key is not ours
+    (it is named on stderr and the rest is listed), and when the run does not exist. A URL without runs is no error.
     """
     if run is None and (state is not None or incomplete):
         raise SettingsError("--state and --incomplete select rollouts: name their run with --run")
@@ -98,9 +106,10 @@ def _runs(reader: Reader, settings: Settings, *, as_json: bool) -> None:
 
 
 def _rollouts(reader: Reader, settings: Settings, state: StateName | None, *, incomplete: bool, as_json: bool) -> bool:
-    from s3capture.inspection import list_rollouts  # noqa: PLC0415 - see common.opened
+    from s3capture.inspection import list_rollouts, run_exists  # noqa: PLC0415 - see common.opened
     from s3capture.keys import RunKeys  # noqa: PLC0415
 
+    keys = RunKeys(settings.prefix, settings.run)
     strays: list[str] = []
 
     def stray(key: str) -> None:
@@ -108,7 +117,8 @@ def _rollouts(reader: Reader, settings: Settings, state: StateName | None, *, in
         say(f"foreign key {key}")
 
     sound, found, shown = True, 0, 0
-    for rollout in list_rollouts(reader, RunKeys(settings.prefix, settings.run), on_stray=stray):
+    rollouts = list_rollouts(reader, keys, on_stray=stray)
+    for rollout in rollouts if as_json else _by_id(rollouts):
         found += 1
         sound = sound and rollout.sound
         for damaged in rollout.damaged:
@@ -124,36 +134,64 @@ def _rollouts(reader: Reader, settings: Settings, state: StateName | None, *, in
                 out(f"{'STATE':<8} {'CALLS':>5} {'VER':>4} {'SIZE':>8}  {'CHANGED (UTC)':<19}  ROLLOUT")
             out(_row(rollout))
         shown += 1
+    if found == 0 and not strays and not run_exists(reader, keys):
+        say(f"there is no run {settings.run!r} at {settings.url}; 's3capture ls {settings.url}' lists the runs")
+        return False
     if found == 0:
-        say(f"no rollout in run {settings.run!r} at {settings.url}; 's3capture ls {settings.url}' lists the runs")
+        say(f"no rollout in run {settings.run!r} at {settings.url}")
     elif shown == 0:
         say(f"none of {plural(found, 'rollout')} matches")
     return sound and not strays
 
 
+def _by_id(rollouts: Iterator[RolloutSummary]) -> Iterable[RolloutSummary]:
+    """Sort by id, numbers by their value; what is too much to hold comes as it comes."""
+    first = list(islice(rollouts, _SORTED + 1))
+    if len(first) > _SORTED:
+        say(f"more than {_SORTED:,} rollouts: they are listed in the order of their keys")
+        return chain(first, rollouts)
+    return sorted(first, key=lambda rollout: (_natural(rollout.rollout), rollout.rollout))
+
+
+def _natural(rollout: str) -> list[str | int]:
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", rollout))]
+
+
 def _row(rollout: RolloutSummary) -> str:
     version = "-" if rollout.version is None else str(rollout.version)
-    notes = notes_of(rollout)
-    return (
+    row = (
         f"{rollout.state:<8} {rollout.calls:>5} {version:>4} {size(rollout.bytes):>8}  "
-        f"{when(rollout.last_modified):<19}  {printable(rollout.rollout)}{f'  ({notes})' if notes else ''}"
+        f"{when(rollout.last_modified):<19}  {printable(rollout.rollout)}"
     )
+    notes, width = notes_of(rollout), screen_width()
+    if not notes:
+        return row
+    if width is None or len(row) + len(notes) + 4 <= width:
+        return f"{row}  ({notes})"
+    indent = " " * _INDENT
+    return "\n".join([row, *textwrap.wrap(f"({notes})", width, initial_indent=indent, subsequent_indent=indent)])
 
 
 def notes_of(rollout: RolloutSummary) -> str:
-    """Return what is out of the ordinary, in words: ``incomplete: 1 open call, 2 marks; 1 late``."""
-    reasons = [
-        plural(count, word)
-        for count, word in (
-            (rollout.open_calls, "open call"),
-            (rollout.sealed, "sealed call"),
-            (rollout.conflicts, "conflict"),
-            (rollout.marks, "mark"),
-        )
-        if count
-    ]
-    parts = [f"incomplete: {', '.join(reasons)}"] if reasons else []
+    """Return what is out of the ordinary, in words: ``incomplete: 1 open call, 2 marks; late, refused: 1 outcome``."""
+    incomplete = _counted(
+        (rollout.open_calls, "open call"),
+        (rollout.sealed, "sealed call"),
+        (rollout.conflicts, "conflict"),
+        (rollout.marks, "mark"),
+    )
+    late = _counted(
+        (rollout.late, "outcome"),
+        (rollout.late_begins, "begin"),
+        (rollout.late_conflicts, "conflict"),
+        (rollout.late_marks, "mark"),
+    )
+    parts = [f"incomplete: {incomplete}"] if incomplete else []
     parts += [plural(rollout.refusals, "refusal")] if rollout.refusals else []
-    parts += [f"{plural(rollout.late, 'late outcome')}"] if rollout.late else []
+    parts += [f"late, refused: {late}"] if late else []
     parts += [f"{len(rollout.damaged)} damaged"] if rollout.damaged else []
     return "; ".join(parts)
+
+
+def _counted(*counts: tuple[int, str]) -> str:
+    return ", ".join(plural(count, word) for count, word in counts if count)

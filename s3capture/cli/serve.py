@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from s3capture.errors import SettingsError
+from s3capture.cli.common import out, say
 from s3capture.local import EmbeddedServer, LocalServerError
 from s3capture.seaweed import check_bucket_name
 
@@ -41,26 +41,28 @@ def serve(
     bucket: Annotated[str, typer.Option(help="Bucket to make.")] = "s3capture",
     as_json: Annotated[bool, typer.Option("--json", help="Print the settings as one JSON object.")] = False,
 ) -> None:
-    """Run an S3 server on loopback until Ctrl-C and print the settings that reach it."""
+    """Run an S3 server on loopback until Ctrl-C and print the settings that reach it.
+
+    They are lines for a shell. AWS_... variables are boto3's, so whatever runs in that shell talks to this server, also
+    where no endpoint is named. S3CAPTURE_ENDPOINT_URL is the default of --endpoint-url in these commands; together with
+    S3CAPTURE_URL it is what the configuration of docs/nemo-gym.md reads.
+    """
+    check_bucket_name(bucket)
+    server = EmbeddedServer(data, port=port)
     try:
-        check_bucket_name(bucket)
-        server = EmbeddedServer(data, port=port)
         with _stop_on_signals():
             _run(server, bucket, as_json=as_json)
     except _StopRequested:
-        typer.echo("stopped", err=True)
-    except (LocalServerError, SettingsError) as error:
-        typer.echo(f"s3capture serve: {error}", err=True)
-        raise typer.Exit(1) from None
+        say("stopped")
 
 
 def _run(server: EmbeddedServer, bucket: str, *, as_json: bool) -> None:
     with server:
         server.make_bucket(bucket)
-        typer.echo(_settings(server, bucket, as_json=as_json))  # echo flushes: a reader may be waiting for it
+        out(_settings(server, bucket, as_json=as_json))  # flushed: a reader may be waiting for it
         kept = "removed at the end" if server.temporary else "kept"
-        typer.echo(f"serving s3://{bucket} at {server.endpoint_url}; Ctrl-C stops it", err=True)
-        typer.echo(f"data in {server.data_dir} ({kept}), log in {server.log_path}", err=True)
+        say(f"serving s3://{bucket} at {server.endpoint_url}; Ctrl-C stops it")
+        say(f"data in {server.data_dir} ({kept}), log in {server.log_path}")
         while server.running:
             time.sleep(_WATCH_INTERVAL_S)
         raise LocalServerError(
@@ -70,7 +72,7 @@ def _run(server: EmbeddedServer, bucket: str, *, as_json: bool) -> None:
 
 def _settings(server: EmbeddedServer, bucket: str, *, as_json: bool) -> str:
     """Return what a client needs, as shell lines or as one JSON object."""
-    url, environment = f"s3://{bucket}", server.environment()
+    url, environment = f"s3://{bucket}", server.environment() | {"AWS_ENDPOINT_URL": server.endpoint_url}
     if as_json:
         return json.dumps(
             {
@@ -102,7 +104,3 @@ def _stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-if __name__ == "__main__":
-    typer.run(serve)

@@ -46,8 +46,9 @@ def show(
 ) -> None:
     """Show one rollout in full.
 
-    Its calls, marks, conflicts and fences, with who and when. Reads only, and freezes nothing. Exit status 1 when
-    nothing is stored under that id, an object is damaged, or an invariant is breached.
+    Its calls, marks, conflicts and fences, with who and when; a drop decision names neither, since whoever finishes
+    the drop writes the same one. Reads only, and freezes nothing. Exit status 1 when nothing is stored under that id,
+    an object is damaged, or an invariant is breached.
     """
     from s3capture.ids import validate_rollout_id  # noqa: PLC0415 - see common.opened
     from s3capture.inspection import inspect_rollout  # noqa: PLC0415
@@ -117,14 +118,15 @@ def _calls(calls: tuple[CallDetail, ...]) -> Table:
     numbers = {call.call: f"#{number}" for number, call in enumerate(calls, 1)}
     for number, call in enumerate(calls, 1):
         parent = "" if call.parent_call is None else numbers.get(call.parent_call, call.parent_call)
-        late = "late" if call.in_snapshot is False and call.kind != "open" else None
+        late = "late,\nrefused" if call.in_snapshot is False and call.kind not in ("open", "late") else None
+        kind = "late,\nrefused" if call.kind == "late" else call.kind
         # What is in a seal is no payload of anyone's.
         digest = None if call.kind == "seal" else call.digest
         _row(
             table,
             f"#{number}",
-            _lines(call.call or "(empty id)", digest),
-            _lines(call.kind, *_tokens(call), call.code, late),
+            _lines(call.call or "(empty id)", digest and f"sha256\n{digest}"),
+            _lines(kind, *_tokens(call), call.code, late),
             _lines(parent, call.parent_resolution),
             _lines(*_history(call)),
         )
@@ -132,7 +134,7 @@ def _calls(calls: tuple[CallDetail, ...]) -> Table:
             _row(
                 table,
                 "",
-                _lines("refused payload", conflict.digest),
+                _lines("refused payload, sha256", conflict.digest),
                 f"conflict\n{conflict.kind}",
                 "",
                 conflict.by or "-",
@@ -145,15 +147,15 @@ def _lines(*parts: str | None) -> str:
 
 
 def _history(call: CallDetail) -> list[str | None]:
+    # The record's own time is its writer's, and may be years from the others: each time is named.
     created, begun = when(call.created_at), when(call.begun_at)
-    if call.begun_at is None:
-        return [created, call.by]
+    made = [] if call.created_at is None else ["sealed" if call.kind == "seal" else "created", created]
     begun_by = None if call.begun_by == call.by else call.begun_by
-    if call.created_at is None:
-        return ["begun", begun, begun_by]
-    if begun.split()[0] == created.split()[0]:
-        return [created, call.by, f"begun {begun.split()[1]}", begun_by]
-    return [created, call.by, "begun", begun, begun_by]
+    if call.begun_at is None:
+        return [*made, call.by]
+    if made and begun.split()[0] == created.split()[0]:
+        return [*made, call.by, f"begun {begun.split()[1]}", begun_by]
+    return [*made, call.by if made else None, "begun", begun, begun_by]
 
 
 def _tokens(call: CallDetail) -> list[str]:
@@ -165,7 +167,7 @@ def _tokens(call: CallDetail) -> list[str]:
 def _marks(detail: RolloutDetail) -> Table:
     table = _table(UTC_and_by=19, call=None, reason=None)
     for mark in detail.marks:
-        late = "\n(after the freeze)" if mark.in_snapshot is False else ""
+        late = "\n(late, refused)" if mark.late else "\n(after the freeze)" if mark.in_snapshot is False else ""
         _row(table, f"{when(mark.at)}\n{mark.by or '-'}{late}", mark.call or "(any)", mark.reason or "-")
     return table
 
@@ -173,5 +175,11 @@ def _marks(detail: RolloutDetail) -> Table:
 def _fences(detail: RolloutDetail) -> Table:
     table = _table(fence=None, UTC=19, by=None, decision=None)
     for fence in detail.fences:
-        _row(table, fence.fence, when(fence.at), fence.by or "-", fence.decision)
+        # Whoever meets an announced drop decides it, and all write the same: a decision names nobody.
+        whoever = (
+            "; decided by whoever finished it"
+            if fence.fence.startswith("drop-") and fence.decision != "damaged"
+            else ""
+        )
+        _row(table, fence.fence, when(fence.at), fence.by or "-", fence.decision + whoever)
     return table

@@ -7,11 +7,15 @@ that looks complete and is not, so anything left behind is an exit status of 1.
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,14 +33,17 @@ from s3capture.cli.common import (
     printable,
     say,
     settings_of,
+    short,
     when,
 )
-from s3capture.errors import UnsupportedStoreError
+from s3capture.errors import SettingsError, UnsupportedStoreError
 
 if TYPE_CHECKING:
+    from s3capture.effects import Steps
     from s3capture.runtime import Runtime
     from s3capture.settings import Settings
-    from s3capture.spill import SpilledMark
+    from s3capture.spill import Spill, SpilledMark, Target
+    from s3capture.spilling import Drained, Spilling
 
 _FIRST_PATIENCE_S = 3.0
 
@@ -48,12 +55,12 @@ def list_marks(spill_dir: SpillDir = None, as_json: AsJson = False) -> None:
     """List the marks in the local spill.
 
     They are waiting, late (their rollout was retired first), damaged or unreadable. Exit status 1 when a file is
-    damaged or cannot be read.
+    damaged or cannot be read; marks that wait are no error.
     """
     from s3capture.spill import Spill  # noqa: PLC0415 - see common.opened
 
     # The directory is a setting of a run; any run and url will do to learn its default.
-    directory = settings_of("s3://any", spill_dir=spill_dir).spill_path
+    directory = _directory(settings_of("s3://any", spill_dir=spill_dir))
     with _unlogged():
         rows = list(_rows(Spill(directory)))
     for row in rows:
@@ -62,9 +69,17 @@ def list_marks(spill_dir: SpillDir = None, as_json: AsJson = False) -> None:
         else:
             out(_line(row))
     if not rows:
-        say(f"no mark in {directory}")
+        say(f"no mark in {directory}{'' if directory.is_dir() else ', which does not exist'}")
     if any(row["state"] in ("damaged", "unreadable") for row in rows):
         raise typer.Exit(EXIT_BAD_DATA)
+
+
+def _directory(settings: Settings) -> Path:
+    """The spill directory; one that was named and is not there is a slip of the pen, never an empty spill."""
+    directory = settings.spill_path
+    if settings.spill_dir is not None and not os.path.lexists(directory):
+        raise SettingsError(f"spill directory {str(directory)!r} does not exist; check --spill-dir")
+    return directory
 
 
 @contextmanager
@@ -79,7 +94,7 @@ def _unlogged() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _rows(spill: Any) -> Iterator[dict[str, Any]]:
+def _rows(spill: Spill) -> Iterator[dict[str, Any]]:
     scan = spill.pending()
     for mark in scan.marks:
         yield _row("waiting", mark)
@@ -107,10 +122,21 @@ def _line(row: dict[str, Any]) -> str:
     lines = [
         f"{row['state']:<10} {when(row['at'])}  {row['run']} / {row['rollout']}, call {row['call'] or '(any)'}",
         f"           for {where}, by {row['by']}",
-        f"           {row['reason']}",
-        *([f"           late: {row['why']}"] if row["why"] else []),
+        # The reason of a mark is a whole error of the store, the same for each: --json has all of it.
+        f"           {short(row['reason'])}",
+        *([f"           late: {short(row['why'])}"] if row["why"] else []),
     ]
     return "\n".join(map(printable, lines))
+
+
+AnyEndpoint = Annotated[
+    bool,
+    typer.Option(
+        "--any-endpoint",
+        help="Publish the marks of this run here that were spilled under another --endpoint-url, too. Say so only when "
+        "those addresses lead to this very bucket.",
+    ),
+]
 
 
 @app.command()
@@ -118,6 +144,7 @@ def drain(
     url: Url,
     *,
     run: Run,
+    any_endpoint: AnyEndpoint = False,
     spill_dir: SpillDir = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -125,20 +152,32 @@ def drain(
 ) -> None:
     """Publish the waiting marks of one run.
 
-    Give the same URL and --endpoint-url as the process that spilled them. Exit status 1 when something could not be
-    published. Publishing again is harmless.
+    Give the same URL and --endpoint-url as the process that spilled them: marks of the run that were spilled under
+    another address are counted as elsewhere and stay, unless --any-endpoint is given. Exit status 1 when a mark was
+    not published, elsewhere ones included. Publishing again is harmless.
     """
     settings = settings_of(url, run, endpoint_url=endpoint_url, region=region, spill_dir=spill_dir)
+    spill_path = _directory(settings)
     from s3capture.runtime import shared  # noqa: PLC0415 - see common.opened
     from s3capture.spill import Spill, Target  # noqa: PLC0415
+    from s3capture.spilling import Drained  # noqa: PLC0415
 
-    spill = Spill(settings.spill_path)
-    target = Target(settings.endpoint_url, settings.bucket, settings.prefix, settings.run)
+    spill = Spill(spill_path)
+    own = Target(settings.address, settings.bucket, settings.prefix, settings.run)
     runtime = shared(settings)
-    if spill.pending(target=target).marks:
+    with _unlogged():
+        scan = spill.pending()
+    elsewhere = [mark for mark in scan.marks if mark.target != own and _same_run(mark.target, own)]
+    others = sorted({mark.target for mark in elsewhere}, key=str) if any_endpoint else []
+    if others or any(mark.target == own for mark in scan.marks):
         _check_store(runtime, settings)
     with _unlogged():
-        drained = runtime.spilling.drain()
+        # What the scan set aside, no drain meets again.
+        aside = {path for target in (own, *others) for path in spill.damaged(target=target)}.intersection(scan.damaged)
+        drained = _together(Drained(damaged=tuple(sorted(aside))), runtime.spilling.drain())
+        for target in others:
+            drained = _together(drained, _spilling(runtime, spill, target).drain())
+    left = [] if any_endpoint else elsewhere
     if as_json:
         out_json(
             {
@@ -146,13 +185,43 @@ def drain(
                 "late": [_row("late", mark) for mark in drained.late],
                 "waiting": [{"what": what, "why": why} for what, why in drained.waiting],
                 "damaged": [str(path) for path in drained.damaged],
+                "elsewhere": [_row("elsewhere", mark) for mark in left],
             }
         )
     else:
         out(
             f"published {len(drained.published)}, late {len(drained.late)}, waiting {len(drained.waiting)}, "
-            f"damaged {len(drained.damaged)}"
+            f"damaged {len(drained.damaged)}, elsewhere {len(left)}"
         )
+    _tell(drained, left)
+    if drained.waiting or drained.late or drained.damaged or left:
+        raise typer.Exit(EXIT_BAD_DATA)
+
+
+def _spilling(runtime: Runtime, spill: Spill, target: Target) -> Spilling:
+    """What drains the marks of ``target`` into the bucket of ``runtime``."""
+    from s3capture.spilling import Spilling  # noqa: PLC0415 - see common.opened
+
+    def publish(steps: Steps[None], what: str, deadline: float | None) -> None:
+        limit = time.monotonic() + runtime.settings.op_timeout_s if deadline is None else deadline
+        runtime.driver.run(steps, deadline=limit, what=what)
+
+    def no_background(_work: Callable[[], Any]) -> Future[Any]:
+        raise RuntimeError("a drain by hand drains nothing in the background")
+
+    return Spilling(spill=spill, target=target, keys=runtime.keys, publish=publish, background=no_background)
+
+
+def _together(one: Drained, other: Drained) -> Drained:
+    from s3capture.spilling import Drained  # noqa: PLC0415 - see common.opened
+
+    return Drained(
+        one.published + other.published, one.late + other.late, one.waiting + other.waiting, one.damaged + other.damaged
+    )
+
+
+def _tell(drained: Drained, elsewhere: list[SpilledMark]) -> None:
+    """Say of everything that was not published what is the matter with it."""
     for what, why in drained.waiting:
         say(f"waiting: {what}: {why}")
     for mark in drained.late:
@@ -161,9 +230,18 @@ def drain(
         )
     for path in drained.damaged:
         say(f"damaged: {path}")
-    _tell_of_others(spill, target)
-    if drained.waiting or drained.late or drained.damaged:
-        raise typer.Exit(EXIT_BAD_DATA)
+    for address, count in sorted(Counter(mark.endpoint_url for mark in elsewhere).items(), key=str):
+        how = f"--endpoint-url {address}" if address else "no --endpoint-url"
+        waits = "waits that was" if count == 1 else "wait that were"
+        say(
+            f"elsewhere: {plural(count, 'mark')} of this run {waits} spilled with {how}: drain again with that, or "
+            "with --any-endpoint if it is this same bucket"
+        )
+
+
+def _same_run(one: Target, other: Target) -> bool:
+    """Whether two targets differ at most in the address: marks elsewhere are easily taken for none at all."""
+    return (one.bucket, one.prefix, one.run) == (other.bucket, other.prefix, other.run)
 
 
 def _check_store(runtime: Runtime, settings: Settings) -> None:
@@ -177,17 +255,3 @@ def _check_store(runtime: Runtime, settings: Settings) -> None:
             f"{runtime.store.describe()} does not honour create-if-absent, so nothing was published; "
             f"'s3capture doctor {settings.url}' shows what it does"
         )
-
-
-def _tell_of_others(spill: Any, target: Any) -> None:
-    """Marks of the same run under another address are easily taken for none at all."""
-    from collections import Counter  # noqa: PLC0415
-
-    elsewhere = Counter(
-        mark.endpoint_url
-        for mark in spill.pending().marks
-        if mark.target != target and (mark.bucket, mark.prefix, mark.run) == (target.bucket, target.prefix, target.run)
-    )
-    for address, count in sorted(elsewhere.items(), key=str):
-        how = f"--endpoint-url {address}" if address else "no --endpoint-url"
-        say(f"{plural(count, 'mark')} of this run wait that were spilled with {how}: drain again with that")

@@ -83,7 +83,7 @@ class Closing:
 
     async def _reasons(self, rollout_id: str) -> frozenset[Why]:
         """Read from the bucket why a snapshot is incomplete."""
-        frozen = await self._source._freeze(rollout_id)
+        frozen = await self._source._freeze(rollout_id, lambda _, frozen: frozen)
         keys, store = self._source._runtime.rollout(rollout_id), self._source._runtime.store
         found = [Why(Reason.DANGLING, _call(s)) for s, o in frozen.outcomes.items() if o.kind == bodies.SEAL]
         found += [Why(Reason.CONFLICT, _call(segment)) for segment, _ in frozen.conflicts]

@@ -35,6 +35,7 @@ from s3capture.spill import Spill
 
 ORDINARY = (Act.RESOLVE, Act.BEGIN, Act.PUT)
 _ROLLOUTS_A_WORKER = 8
+_SETTLING_S = 2.0
 
 
 @dataclass(slots=True)
@@ -206,6 +207,8 @@ class Conductor:
                 self._differs(play, f"{troubles.spilled} marks in the local spill during the outage, not 1")
         finally:
             await asyncio.to_thread(server.restart)
+            # Nothing tells when a restarted SeaweedFS has settled; see "just after a start" in docs/operations.md.
+            await asyncio.sleep(_SETTLING_S)
         troubles.down_s = time.monotonic() - gone
         self._show.event(f"S3 is back after {troubles.down_s:.1f} s; {troubles.spilled} mark waited in the local spill")
 

@@ -36,6 +36,7 @@ class Place:
     endpoint_url: str | None
     spill_dir: Path
     server: EmbeddedServer | None
+    region: str | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Place:
             "url": self.url,
             "run": self.run,
             "endpoint_url": self.endpoint_url,
+            "region": self.region,
             "spill_dir": str(self.spill_dir),
         }
 
@@ -60,20 +62,23 @@ def new_run() -> str:
 
 
 @contextmanager
-def open_place(*, url: str | None, run: str | None, endpoint_url: str | None) -> Iterator[Place]:
+def open_place(
+    *, url: str | None, run: str | None, endpoint_url: str | None, region: str | None = None
+) -> Iterator[Place]:
     """Open the bucket ``url``, or without one start an embedded server; raise ``SettingsError`` before that.
 
     ``LocalServerError`` when the embedded server cannot be started.
     """
-    if url is None and endpoint_url is not None:
-        raise SettingsError("--endpoint-url needs --url s3://bucket/prefix; without both, a server is started for you")
+    for name, given in (("--endpoint-url", endpoint_url), ("--region", region)):
+        if url is None and given is not None:
+            raise SettingsError(f"{name} needs --url s3://bucket/prefix; without both, a server is started for you")
     run = run or new_run()
-    Settings.of(url=url or f"s3://{EMBEDDED_BUCKET}", run=run, endpoint_url=endpoint_url)
+    Settings.of(url=url or f"s3://{EMBEDDED_BUCKET}", run=run, endpoint_url=endpoint_url, region=region)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3capture-demo-"))
         spill_dir = Path(scratch) / "spill"
         if url is not None:
-            yield Place(url, run, endpoint_url, spill_dir, None)
+            yield Place(url, run, endpoint_url, spill_dir, None, region)
             return
         server = stack.enter_context(EmbeddedServer())
         server.make_bucket(EMBEDDED_BUCKET)

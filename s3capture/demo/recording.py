@@ -231,6 +231,17 @@ def _call(recorded: RecordedCall) -> Call:
     )
 
 
+# In the words of the format; the validator's own speak of inputs.
+_WANTED = {
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a JSON object",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number, and neither NaN nor infinite",
+}
+
+
 def _problems(error: ValidationError) -> Iterator[str]:
     """What pydantic found, without the values: they could be token arrays."""
     for row in error.errors(include_input=False, include_url=False):
@@ -241,6 +252,8 @@ def _problems(error: ValidationError) -> Iterator[str]:
                 yield f"unknown field {where!r}; the fields are {', '.join(RecordedCall.model_fields)}"
             case "missing":
                 yield f"field {where!r} is missing"
+            case kind if kind in _WANTED:
+                yield f"{where}: must be {_WANTED[kind]}"
             case _:
                 yield f"{where}: {words}" if where else words
 

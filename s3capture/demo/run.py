@@ -35,6 +35,7 @@ class Options:
     url: str | None = None
     run: str | None = None
     endpoint_url: str | None = None
+    region: str | None = None
     workers: int = 4
     seed: int = DEFAULT_SEED
     rollouts: int | None = None
@@ -57,11 +58,15 @@ def run_demo(options: Options, show: Show) -> Outcome:
     """
     if not 1 <= options.workers <= MAX_WORKERS:
         raise SettingsError(f"--workers {options.workers} is not between 1 and {MAX_WORKERS}")
+    if options.recording is not None and options.rollouts is not None:
+        raise SettingsError("--rollouts cuts the built-in workload; a recording is played whole, so leave it out")
     with _stopped_by_signals() as on_signals:
         script = _script(options)
         if options.url is None and options.endpoint_url is None:
             show.event("starting an embedded S3 server")
-        with open_place(url=options.url, run=options.run, endpoint_url=options.endpoint_url) as place:
+        with open_place(
+            url=options.url, run=options.run, endpoint_url=options.endpoint_url, region=options.region
+        ) as place:
             show.opening(script, place, options.workers)
             return _play(script, place, options, show, on_signals)
 

@@ -17,8 +17,10 @@ from s3capture.errors import TokenCaptureFrozenError
 from s3capture.gym.errors import translated
 from s3capture.gym.matcher import GymLedgerMatcher, GymMatcher
 from s3capture.gym.upstream import Upstream, upstream
+from s3capture.keys import RolloutKeys
 from s3capture.ledger import S3CaptureLedger
 from s3capture.lineage import S3LineageResolver
+from s3capture.protocol.freezing import FrozenRollout
 from s3capture.protocols import LineageResolution
 from s3capture.records import EngineRefusal, ParentResolutionStatus, TokenEntry
 from s3capture.sink import S3TokenSink
@@ -42,6 +44,10 @@ class GymTokenSink(S3TokenSink):
         super().__init__(store=store, **settings)
         self._gym = upstream()
         self._late: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._late_lock = threading.Lock()
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
         self._late_lock = threading.Lock()
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
@@ -109,17 +115,20 @@ class GymTokenSource(S3TokenSource):
     async def freeze(self, rollout_id: str) -> Any:
         """See ``S3TokenSource.freeze``; returns the installed package's ``TokenCaptureSnapshot``."""
         with translated(self._gym):
-            frozen = await super().freeze(rollout_id)
+            return await super().freeze(rollout_id)
+
+    def _snapshot(self, keys: RolloutKeys, frozen: FrozenRollout) -> Any:
+        ours = super()._snapshot(keys, frozen)
         values: dict[str, Any] = {
-            "rollout_id": frozen.rollout_id,
-            "entries": tuple(_entry(self._gym, entry) for entry in frozen.entries),
-            "incomplete": frozen.incomplete,
-            "snapshot_id": frozen.snapshot_id,
-            "version": frozen.version,
+            "rollout_id": ours.rollout_id,
+            "entries": tuple(_entry(self._gym, entry) for entry in ours.entries),
+            "incomplete": ours.incomplete,
+            "snapshot_id": ours.snapshot_id,
+            "version": ours.version,
         }
         if self._gym.refusals_field is not None:
             values[self._gym.refusals_field] = tuple(
-                _refusal(self._gym, frozen.rollout_id, refusal) for refusal in frozen.engine_refusals
+                _refusal(self._gym, ours.rollout_id, refusal) for refusal in ours.engine_refusals
             )
         return self._gym.snapshot(**values)
 

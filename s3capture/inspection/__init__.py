@@ -15,15 +15,8 @@ from s3capture.inspection.detail import (
     RolloutDetail,
     inspect_rollout,
 )
-from s3capture.inspection.summary import (
-    DamagedObject,
-    Reason,
-    RolloutSummary,
-    RunSummary,
-    State,
-    list_rollouts,
-    list_runs,
-)
+from s3capture.inspection.standing import DamagedObject, State
+from s3capture.inspection.summary import Reason, RolloutSummary, RunSummary, list_rollouts, list_runs, run_exists
 
 __all__ = [
     "CallDetail",
@@ -39,4 +32,5 @@ __all__ = [
     "inspect_rollout",
     "list_rollouts",
     "list_runs",
+    "run_exists",
 ]

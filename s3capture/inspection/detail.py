@@ -13,7 +13,8 @@ from typing import Any
 from s3capture.codec import StoredObject
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
-from s3capture.inspection.summary import DamagedObject, Judge, RolloutSummary, getter, summarize
+from s3capture.inspection.standing import DamagedObject, Judge, standing
+from s3capture.inspection.summary import RolloutSummary, getter, summarize
 from s3capture.invariants import ALWAYS, Contents
 from s3capture.keys import Kind, RolloutKeys, parse, unescape
 from s3capture.protocol import bodies
@@ -34,7 +35,9 @@ class ConflictDetail:
 
 @dataclass(frozen=True, slots=True)
 class CallDetail:
-    """One call. ``kind`` is entry, refusal, seal, open (begun, no outcome) or damaged.
+    """One call. ``kind`` is entry, refusal, seal, open (begun, no outcome), late or damaged.
+
+    ``late`` is a call whose begin came behind the freeze or the retirement and was refused.
 
     ``digest`` is the SHA-256 of the payload. ``prompt_tokens`` and ``generated_tokens`` count what is stored: for a
     delta (``prompt_is_delta``) the prompt is only what follows the parent. ``in_snapshot`` is None before the
@@ -61,7 +64,10 @@ class CallDetail:
 
 @dataclass(frozen=True, slots=True)
 class MarkDetail:
-    """One incomplete marker; ``call`` may be empty, ``at`` is in Unix seconds."""
+    """One incomplete marker; ``call`` may be empty, ``at`` is in Unix seconds.
+
+    ``late`` marks came behind the retirement and were refused.
+    """
 
     mark: str
     call: str
@@ -69,6 +75,7 @@ class MarkDetail:
     at: float | None
     reason: str
     in_snapshot: bool | None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,8 @@ class _Inspection:
         self._keys, self._rows, self._stored = keys, rows, stored
         self._seen = survey(keys, rows)
         self._judge = Judge(stored.get)
-        self._manifest = self._judge.read(keys.frozen, lambda body: bodies.read_manifest(keys, body))
+        self._stands = standing(keys, self._seen, self._judge)
+        self._manifest = self._stands.manifest
         # By what the key says, since a segment may stand for an id that is too long for a key.
         self._listed: dict[Kind, dict[tuple[str, str], ObjectInfo]] = {kind: {} for kind in Kind}
         for row in rows:
@@ -164,7 +172,8 @@ class _Inspection:
         intent = self._listed[Kind.INTENT].get((segment, ""))
         begun = self._fields(intent.key, "intent") if intent else {}
         row = self._listed[Kind.CALL].get((segment, ""))
-        outcome = self._judge.read(row.key, lambda body: self._outcome(segment, body)) if row else {"kind": "open"}
+        without = "late" if segment in self._stands.late_begins else "open"
+        outcome = self._judge.read(row.key, lambda body: self._outcome(segment, body)) if row else {"kind": without}
         names = ((outcome or {}).get("call"), begun.get("call"), unescape(segment))
         described: dict[str, Any] = {
             "kind": "damaged",
@@ -224,6 +233,7 @@ class _Inspection:
             at=_time(fields.get("at")),
             reason=_text(fields.get("reason")) or "",
             in_snapshot=None if self._manifest is None else segment in self._manifest.marks,
+            late=segment in self._stands.late_marks,
         )
 
     def _fence(self, kind: Kind, version: str, row: ObjectInfo) -> FenceDetail:

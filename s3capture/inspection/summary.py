@@ -7,30 +7,19 @@ to be a seal; entries are never read, so a run of millions of them can be listed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeVar
 
 from s3capture.effects import ObjectInfo
-from s3capture.errors import CorruptObjectError, InvalidIdError
+from s3capture.errors import InvalidIdError
 from s3capture.ids import validate_run
+from s3capture.inspection.standing import DamagedObject, Judge, State, standing
 from s3capture.keys import Kind, RolloutKeys, RunKeys, parse, run_folder, unescape
 from s3capture.protocol import bodies
-from s3capture.protocol.survey import Survey, survey
+from s3capture.protocol.survey import survey
 from s3capture.reader import Reader
-
-_T = TypeVar("_T")
-
-
-class State(StrEnum):
-    """How far a rollout has come. ``freezing``: a freeze or retirement was announced and is not decided."""
-
-    OPEN = "open"
-    FREEZING = "freezing"
-    FROZEN = "frozen"
-    RETIRED = "retired"
 
 
 class Reason(StrEnum):
@@ -54,21 +43,15 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedObject:
-    """A stored object that cannot be trusted, and why."""
-
-    key: str
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutSummary:
     """One rollout, counted.
 
     ``calls`` are entries and refusals (``refusals`` of them), in the snapshot when there is one; ``late`` those that
-    landed behind the freeze: evidence, never data. ``sealed`` calls were begun and had no outcome at the freeze,
-    ``open_calls`` have none yet. ``version`` is set while the rollout is frozen. ``foreign`` keys are not ours.
-    ``bytes`` are as stored; ``last_modified`` is in Unix seconds, None where the store does not say.
+    landed behind the freeze: evidence, never data. ``late_begins`` came behind the freeze or the retirement and were
+    refused, ``late_conflicts`` and ``late_marks`` behind the retirement; none of them makes a rollout incomplete.
+    ``sealed`` calls were begun and had no outcome at the freeze, ``open_calls`` have none yet. ``version`` is set while
+    the rollout is frozen. ``foreign`` keys are not ours. ``bytes`` are as stored; ``last_modified`` is in Unix seconds,
+    None where the store does not say.
     """
 
     rollout: str
@@ -80,6 +63,9 @@ class RolloutSummary:
     conflicts: int
     marks: int
     late: int
+    late_begins: int
+    late_conflicts: int
+    late_marks: int
     bytes: int
     version: int | None
     incomplete: bool
@@ -97,7 +83,8 @@ class RolloutSummary:
 def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
     """Yield the runs below ``prefix`` (as in the url), in order of their names; folders of others are passed over.
 
-    One LIST for each shard of each run, no bodies. Raise ``StoreError``.
+    So are the empty folders that some stores keep of a run that was removed. One LIST for each shard of each run, no
+    bodies. Raise ``StoreError``.
     """
     folder = run_folder(prefix)
     for path in reader.folders(folder):
@@ -105,9 +92,21 @@ def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
             keys = RunKeys(prefix, validate_run(unescape(path[len(folder) :].removesuffix("/"))))
         except (InvalidIdError, ValueError):
             continue
-        below = reader.folders(keys.root)
-        if not set(keys.parts).isdisjoint(below):
-            yield _run_summary(reader, keys, with_attempts=keys.attempts in below)
+        below = set(keys.parts).intersection(reader.folders(keys.root))
+        if not below:
+            continue
+        summary = _run_summary(reader, keys, with_attempts=keys.attempts in below)
+        if summary.rollouts or summary.bytes or _holds_objects(reader, below - {keys.attempts}):
+            yield summary
+
+
+def run_exists(reader: Reader, keys: RunKeys) -> bool:
+    """Whether anything that makes it a run is stored under its name. Raise ``StoreError``."""
+    return _holds_objects(reader, set(keys.parts).intersection(reader.folders(keys.root)))
+
+
+def _holds_objects(reader: Reader, folders: Iterable[str]) -> bool:
+    return any(reader.list(folder, "look for a run") for folder in sorted(folders))
 
 
 def _run_summary(reader: Reader, keys: RunKeys, *, with_attempts: bool) -> RunSummary:
@@ -173,42 +172,18 @@ def getter(reader: Reader, what: str) -> Callable[[str], bytes | None]:
     return lambda key: reader.get(key, what)
 
 
-class Judge:
-    """Decodes bodies and keeps a list of those that cannot be."""
-
-    def __init__(self, get: Callable[[str], bytes | None]) -> None:
-        self._get = get
-        self.damaged: dict[str, str] = {}
-
-    def read(self, key: str, decode: Callable[[bytes], _T]) -> _T | None:
-        """Return the decoded body, or None when it is gone or damaged (which is noted)."""
-        body = self._get(key)
-        if body is None:
-            return None
-        try:
-            return decode(body)
-        except CorruptObjectError as error:
-            self.damaged.setdefault(key, str(error))
-            return None
-
-    def list(self) -> tuple[DamagedObject, ...]:
-        """The damaged objects so far, by key."""
-        return tuple(DamagedObject(key, problem) for key, problem in sorted(self.damaged.items()))
-
-
 def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str], bytes | None]) -> RolloutSummary:
     """Count one rollout from the rows of its LIST; ``get`` reads what else is needed."""
     seen, judge = survey(keys, rows), Judge(get)
-    manifest = judge.read(keys.frozen, lambda body: bodies.read_manifest(keys, body)) if seen.frozen else None
-    state = _state(keys, seen, judge)
+    stands = standing(keys, seen, judge)
+    state, manifest, kinds = stands.state, stands.manifest, stands.kinds
     # Behind a decision only what it names counts: the rest are late outcomes, and begins that were refused.
     counted = seen.outcomes.keys() if manifest is None else seen.outcomes.keys() & manifest.outcomes
-    kinds = {segment: judge.read(keys.call_at(segment), _kind_of(keys, segment)) for segment in seen.small_outcomes}
     sealed = {segment for segment in counted if kinds.get(segment) == bodies.SEAL}
     late = {s for s in seen.outcomes.keys() - counted if kinds.get(s) != bodies.SEAL}
     open_calls = seen.open_calls if state in (State.OPEN, State.FREEZING) else frozenset()
-    conflicts = seen.conflicts if manifest is None else seen.conflicts_with(manifest)
-    marks = seen.marks if manifest is None else seen.marks_with(manifest)
+    conflicts = (seen.conflicts if manifest is None else seen.conflicts_with(manifest)) - stands.late_conflicts
+    marks = (seen.marks if manifest is None else seen.marks_with(manifest)) - stands.late_marks
     reasons = (
         (Reason.OPEN_CALLS, open_calls),
         (Reason.SEALED_CALLS, sealed),
@@ -226,6 +201,9 @@ def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str]
         conflicts=len(conflicts),
         marks=len(marks),
         late=len(late),
+        late_begins=len(stands.late_begins),
+        late_conflicts=len(stands.late_conflicts),
+        late_marks=len(stands.late_marks),
         bytes=sum(row.size for row in rows),
         version=seen.version(manifest) if manifest is not None and state is State.FROZEN else None,
         incomplete=bool(found),
@@ -234,24 +212,6 @@ def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str]
         damaged=judge.list(),
         foreign=tuple(sorted(seen.foreign)),
     )
-
-
-def _state(keys: RolloutKeys, seen: Survey, judge: Judge) -> State:
-    # Every one is read, so that a damaged decision is named although another one has settled the matter.
-    drops = [judge.read(keys.drop(version), _drop_of(keys, version)) for version in sorted(seen.drops)]
-    if seen.retired or any(drops):
-        return State.RETIRED
-    if seen.frozen:
-        return State.FROZEN
-    return State.FREEZING if seen.closing else State.OPEN
-
-
-def _drop_of(keys: RolloutKeys, version: int) -> Callable[[bytes], bool]:
-    return lambda body: bodies.read_drop(keys, version, body)
-
-
-def _kind_of(keys: RolloutKeys, segment: str) -> Callable[[bytes], str]:
-    return lambda body: bodies.read_outcome(keys, segment, body).kind
 
 
 def _newest(rows: Sequence[ObjectInfo]) -> float | None:

@@ -19,6 +19,10 @@ from s3capture.protocol.bodies import Manifest, Origin
 from s3capture.protocol.steps import contradiction, create_or_adopt, found, look, rows
 from s3capture.protocol.survey import Survey
 
+ONE_PAGE = 1000
+"""Up to here a LIST is one request, and so one moment. A longer one is made of pages, between which a retirement may
+begin and take marks away that a later page would have shown; its fence is looked for again."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrozenRollout:
@@ -72,6 +76,14 @@ def is_retired(keys: RolloutKeys, seen: Survey) -> Steps[bool]:
         if body is not None and bodies.read_drop(keys, version, body):
             return True
     return False
+
+
+def retired_since(keys: RolloutKeys, seen: Survey) -> Steps[bool]:
+    """Whether a retirement began while ``seen`` was being listed, page after page."""
+    if len(seen.objects) < ONE_PAGE:
+        return False
+    (answer,) = yield (List(keys.fences),)
+    return (yield from is_retired(keys, rows(keys, answer)))
 
 
 def closed_error(keys: RolloutKeys, what: str) -> Steps[TokenCaptureFrozenError]:
@@ -169,6 +181,8 @@ def freeze(keys: RolloutKeys, origin: Origin) -> Steps[FrozenRollout]:
     else:
         manifest, known = yield from decide(keys, seen, origin)
     outcomes = yield from _read_outcomes(keys, manifest, known)
+    if (yield from retired_since(keys, seen)):
+        raise retired_error(keys, "freeze")
     return FrozenRollout(
         manifest=manifest,
         version=seen.version(manifest),

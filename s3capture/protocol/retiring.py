@@ -13,7 +13,7 @@ from s3capture.effects import Create, Created, Delete, Deleted, Get, List, Steps
 from s3capture.keys import Kind, RolloutKeys, parse
 from s3capture.protocol import bodies
 from s3capture.protocol.bodies import Manifest, Origin
-from s3capture.protocol.freezing import create_or_adopt_announcement, is_retired
+from s3capture.protocol.freezing import create_or_adopt_announcement, is_retired, retired_since
 from s3capture.protocol.steps import create_or_adopt, found, listed, look, rows
 from s3capture.protocol.survey import Survey
 
@@ -49,7 +49,7 @@ def finish_drop(keys: RolloutKeys, version: int) -> Steps[bool]:
 def _decide_drop(keys: RolloutKeys, version: int, seen: Survey, manifest: Manifest | None) -> Steps[bool]:
     # Whoever retired the rollout otherwise may be deleting its marks right now: a version counted from what
     # is left would fall back to one that was consumed before them.
-    gone = yield from is_retired(keys, seen)
+    gone = (yield from is_retired(keys, seen)) or (yield from retired_since(keys, seen))
     # A drop of an earlier version that was announced and not decided comes first: its survey may be older than
     # what raised the version, and two consumers would both be told that they alone consumed the rollout.
     for earlier in sorted(number for number in seen.retiring - seen.drops if number < version):

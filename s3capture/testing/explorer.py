@@ -90,6 +90,9 @@ class Outcome:
 
 SKIPPED = "skipped"
 
+_PAGE_EDGES = ("f", "g")
+"""Where pages of a LIST end below its prefix: before the fences, and behind them."""
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -153,6 +156,7 @@ class _Pending:
 
     answer: Answer | None = None
     progress: int = 0
+    passed: str = ""
     rows: tuple[ObjectInfo, ...] = ()
     resent: bool = False
 
@@ -291,14 +295,14 @@ class _Explorer:
         return label, replace(state, bucket=changed, actors=self._with(state, number, actor))
 
     def _perform(self, bucket: dict[str, bytes], effect: Effect, before: _Pending) -> tuple[dict[str, bytes], _Pending]:
-        if isinstance(effect, List) and self._scenario.list_pages > 1:
-            rows = _rows(bucket, effect.prefix)
+        if isinstance(effect, List) and before.progress < self._scenario.list_pages - 1:
             # Real stores list in key order: what a page has passed is not looked at again.
-            edge = effect.prefix + "f"
-            if not before.progress:
-                return bucket, replace(before, progress=1, rows=tuple(row for row in rows if row.key < edge))
-            later = tuple(row for row in rows if row.key >= edge)
-            return bucket, replace(before, answer=Listed((*before.rows, *later)))
+            edge = effect.prefix + _PAGE_EDGES[before.progress]
+            page = tuple(row for row in _rows(bucket, effect.prefix) if before.passed <= row.key < edge)
+            return bucket, replace(before, progress=before.progress + 1, passed=edge, rows=(*before.rows, *page))
+        if isinstance(effect, List) and before.progress:
+            last = tuple(row for row in _rows(bucket, effect.prefix) if row.key >= before.passed)
+            return bucket, replace(before, answer=Listed((*before.rows, *last)))
         if isinstance(effect, Delete) and len(effect.keys) > 1:
             half = len(effect.keys) // 2
             part = effect.keys[:half] if not before.progress else effect.keys[half:]

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import s3capture
-from s3capture import invariants
+from s3capture import codec, invariants
 from s3capture.keys import Kind, RunKeys, parse
 from s3capture.local import EmbeddedServer
 from s3capture.settings import Settings
 from s3capture.spill import Spill
 from s3capture.store.boto import BotoStore
 from stress import history, judge
+from stress.gate import Gate
 from stress.history import Event, Log, Tail
 from stress.plan import Load
 from stress.worker import Actor
@@ -49,6 +50,8 @@ class Report:
     seconds: float = 0.0
     breaches: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    # Of each rollout with a breach: its operations and what lies in the bucket. The server is gone when one reads it.
+    evidence: list[str] = field(default_factory=list)
     spilled_late: int = 0
     deaths: int = 0
 
@@ -69,6 +72,7 @@ class Report:
         yield f"  drops granted: {dropped}; late spilled marks: {self.spilled_late}; processes killed: {self.deaths}"
         yield f"  breaches: {len(self.breaches)}"
         yield from (f"    {breach}" for breach in self.breaches[:20])
+        yield from (f"    {line}" for line in self.evidence[:400])
 
 
 @contextmanager
@@ -110,10 +114,11 @@ def run_load(
     load: Load,
     *,
     kills: int = 0,
+    gate: Gate | None = None,
     bounds: dict[str, float] | None = None,
     limit_s: float = 600.0,
 ) -> Report:
-    """Run writers and consumers on ``server``; SIGKILL and restart it ``kills`` times on the way."""
+    """Run writers and consumers on ``server``; SIGKILL and restart it ``kills`` times on the way, behind ``gate``."""
     commands = [
         ["stress.worker", role, str(number)]
         for role, count in (("writer", load.writers), ("consumer", load.consumers))
@@ -123,13 +128,17 @@ def run_load(
     with tempfile.TemporaryDirectory(prefix="stress-") as name:
         folder = Path(name)
         with workers([[*c, name, load.to_json()] for c in commands], server.environment()) as running:
-            if kills:
-                _Disturbance(load, folder, running, limit_s).run(server, kills)
+            if kills and gate is not None:
+                _Disturbance(load, folder, running, limit_s).run(server, gate, kills)
             wait_until(lambda: all_ended(running), limit_s, "the workers have ended")
         allowed = judge.UNAVAILABLE if kills else frozenset[str]()
         report = conclude(load.seed, load.settings, load.names, folder, allowed=allowed, bounds=bounds or {})
     report.seconds = time.monotonic() - started
     return report
+
+
+SETTLING_S = 2.0
+"""How long a started server gets no traffic: twice what tests/benchmarks/start_window.py has seen go wrong."""
 
 
 class _Disturbance:
@@ -142,16 +151,20 @@ class _Disturbance:
         # The marks begun since the last kill: the answer to one of them is a mark in the spill.
         self._marks: set[tuple[str, int]] = set()
 
-    def run(self, server: EmbeddedServer, kills: int) -> None:
+    def run(self, server: EmbeddedServer, gate: Gate, kills: int) -> None:
         """Leave the server down until the first operation failed or, every other time, the first mark was taken."""
         for kill in range(kills):
             due = self._load.rollouts * self._load.calls * (kill + 1) / (kills + 1)
             self._wait(partial(self._reached, due), "the next kill is due")
             server.kill()
+            gate.shut()
             self._reached(due)
             self._marks.clear()
             self._wait(self._failure if kill % 2 == 0 else self._spilled, "a caller noticed that the server is away")
             server.restart()
+            # No condition tells when a started SeaweedFS has settled: see gate.py.
+            time.sleep(SETTLING_S)
+            gate.open()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         wait_until(lambda: condition() or all_ended(self._running), self._limit_s, what)
@@ -199,8 +212,25 @@ def conclude(
             allowed=allowed,
             bounds=bounds or {},
         )
-        report.breaches += judge.breaches(story) + judge.unsound(found, rules)
+        broken = judge.breaches(story) + judge.unsound(found, rules)
+        report.breaches += broken
+        if broken:
+            report.evidence += _evidence(found, of_rollout)
     return report
+
+
+def _evidence(found: invariants.Contents, events: Sequence[Event]) -> Iterator[str]:
+    """What happened to a rollout, and what each object of it is: an acknowledged entry may turn out to be a seal."""
+    yield f"evidence of {found.keys.rollout_id!r}, times in seconds from its first operation:"
+    origin = events[0].start
+    for event in events:
+        said = {name: value for name, value in event.result.items() if name != "entries"} or event.text
+        yield f"  {event.start - origin:.3f} to {event.end - origin:.3f} {event}: {event.error or 'ok'} {said}"
+    for row in found.seen.objects:
+        body = found.objects[row.key]
+        stored = codec.decode(row.key, body) if body else None
+        what = f"{stored.kind}, by {stored.header.get('by') or stored.payload[:200]!r}" if stored else "not read"
+        yield f"  {row.key.removeprefix(found.keys.base)}: {what}"
 
 
 async def _freeze_all(folder: Path, seed: int, settings: dict[str, Any], names: Sequence[str]) -> None:

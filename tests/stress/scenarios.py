@@ -19,6 +19,7 @@ from typing import Any
 from s3capture import invariants
 from s3capture.local import EmbeddedServer
 from stress import duel
+from stress.gate import gate
 from stress.plan import Load
 from stress.run import Report, all_ended, conclude, run_load, wait_until, workers
 
@@ -49,12 +50,13 @@ def load(server: EmbeddedServer, seed: int, *, calls: int) -> Report:
 
 
 def server_kills(server: EmbeddedServer, seed: int, *, calls: int, kills: int = 5) -> Report:
-    """3 processes of 50 writers and 1 consumer; the server is killed and restarted ``kills`` times."""
+    """3 processes of 50 writers and 1 consumer; the server is killed and restarted ``kills`` times, behind a gate."""
     patience = {"op_timeout_s": 4.0, "read_timeout_s": 3.0, "connect_timeout_s": 1.0, "mark_timeout_s": 1.5}
     bounds = dict.fromkeys(("begin", "put", "refuse", "freeze", "drop"), patience["op_timeout_s"] + GRACE_S) | {
         "mark": patience["mark_timeout_s"] + GRACE_S
     }
-    with _settings(server, max_concurrency=8, **patience) as settings:
+    with gate(server.endpoint_url) as door, _settings(server, max_concurrency=8, **patience) as settings:
+        settings["endpoint_url"] = door.endpoint_url
         size = Load(
             seed=seed,
             settings=settings,
@@ -64,7 +66,7 @@ def server_kills(server: EmbeddedServer, seed: int, *, calls: int, kills: int = 
             # A conflict reported by nobody, since the store went away, may lack its mark in the lineage.
             conflicts=False,
         )
-        return run_load(server, size, kills=kills, bounds=bounds)
+        return run_load(server, size, kills=kills, gate=door, bounds=bounds)
 
 
 def duels(server: EmbeddedServer, seed: int, *, rollouts: int, limit_s: float = 900.0) -> Report:

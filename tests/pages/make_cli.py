@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the commands themselves: ``python docs/make_cli.py``.
+"""Write docs/cli.md from the commands themselves: ``python tests/pages/make_cli.py``.
 
 The rule of this script: what a command takes is read from its definition, and only the JSON is described by hand, in
 ``cli_json.md``; tests hold both to the code. It reads signatures, not typer's rendered help, which changes with typer.
@@ -17,32 +17,36 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE / "cli.md"
+ROOT = HERE.parent.parent
+PAGE = ROOT / "docs" / "cli.md"
 JSON_PART = HERE / "cli_json.md"
 
 _HEAD = """# The command line
 
-<!-- Made by docs/make_cli.py from the commands and from cli_json.md: change those, and run it. -->
+<!-- Made by tests/pages/make_cli.py from the commands and from cli_json.md beside it: change those, and run it. -->
 
 Data goes to stdout and talk to stderr, so that output can be piped. Credentials are boto3's own chain: environment,
-profile, role. `--debug` stands before the command: `s3capture --debug ls ...`.
+profile, role. `--debug` shows the traceback of an error, and may stand anywhere. Words are explained in the
+[glossary](glossary.md), settings and environment variables in [settings](settings.md).
 
 | exit status | meaning |
 |---|---|
 | 0 | done, and nothing bad was found |
-| 1 | something is bad: damaged data, a breached invariant, a failed check, a mark left behind, nothing to show |
+| 1 | something is bad: damaged data, a breached invariant, a failed check, a mark that was not published; or the run or rollout that was named does not exist |
 | 2 | could not run: usage, settings, address, credentials, bucket, or a store that cannot hold captures |
 | 3 | a bug in s3capture |
 | 130 | interrupted by Ctrl-C |
 | 141 | the reader of stdout went away, as in `s3capture ls ... \\| head` |
 
-Every error is one line, `s3capture: <what happened, and what to do>`. [errors.md](errors.md) lists the kinds.
+An error is one line, `s3capture: <what happened, and what to do>`; [errors.md](errors.md) lists the kinds. Two are longer: a
+command that was typed wrongly is answered with its usage and the mistake (status 2), and a recording with a line for
+each of its faults (status 2).
 """
 
 
 def page() -> str:
     """Return the page as it should be."""
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(ROOT))
     from s3capture.cli import app  # noqa: PLC0415 - the path comes first
 
     parts = [_HEAD, *_sections(app, "s3capture"), JSON_PART.read_text("utf-8")]

@@ -34,7 +34,7 @@ _COUNTS = {"max_concurrency": 1024, "max_object_bytes": MAX_PAYLOAD, "lineage_ca
 class Settings:
     """Where a capture lives and how patient we are.
 
-    Times are seconds. ``op_timeout_s`` bounds one whole operation, retries included;
+    Times are seconds. ``op_timeout_s`` bounds one operation from when a thread takes it, retries included;
     ``mark_timeout_s`` bounds the S3 part of ``mark_incomplete`` before it spills.
     ``max_concurrency`` bounds the operations of this process that talk to S3 at once.
     """

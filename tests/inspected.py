@@ -33,7 +33,7 @@ HIDDEN = Origin("elsewhere:1", 1_700_000_000.0, "0" * 32)
 async def fill(store: Store | None = None, **settings: Any) -> None:
     """Fill run ``RUN`` with seven rollouts: busy, dropped, open, late, freezing, damaged and retired.
 
-    ``busy`` is frozen with every kind of call; ``late`` is frozen and complete, with an outcome behind the freeze.
+    ``busy`` is frozen with every kind of call; ``late`` is frozen and complete, with an outcome and a begin behind the freeze.
     """
     sink = S3TokenSink(store=store, run=RUN, **settings)
     source = S3TokenSource(store=store, run=RUN, **settings)
@@ -69,6 +69,7 @@ async def fill(store: Store | None = None, **settings: Any) -> None:
     raw = store or BotoStore(Settings.of(run=RUN, **settings))
     behind = KEYS.rollout("late")
     raw.create(behind.call("c9"), stored(entry("c9", "late")))
+    raw.create(behind.intent("c8"), bodies.intent(behind, "c8", HIDDEN))
     freezing = KEYS.rollout("freezing")
     raw.create(freezing.closing, bodies.fence("closing", freezing, HIDDEN, why="freeze"))
     damaged = KEYS.rollout("damaged")

@@ -26,11 +26,15 @@ import pytest
 from fakes3 import Exchange, FakeS3, on
 from inspected import LONG, RUN, WEIRD, fill
 
-from s3capture import errors
+from s3capture import S3TokenSink, errors
 from s3capture.cli import common, main
 from s3capture.cli.common import printable
 from s3capture.codec import canonical
-from s3capture.local import EmbeddedServer
+from s3capture.demo.recording import RecordingError
+from s3capture.doctor import Check, Verdict
+from s3capture.gym import GymNotFoundError
+from s3capture.local import EmbeddedServer, LocalServerError
+from s3capture.preflight import RunInUseError
 from s3capture.seaweed import connect
 from s3capture.spill import Spill, SpilledMark
 
@@ -59,9 +63,13 @@ def run(*arguments: str, **environment: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+class Screen(io.StringIO):
+    """What stands for stdout in this process; a terminal only where a test says so."""
+
+
 def here(*arguments: str, **environment: str) -> Ran:
     """Run the command line in this process, which saves its imports, where no test rests on the process."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = Screen(), io.StringIO()
     with mock.patch.dict(os.environ, {"COLUMNS": "80", **environment}), redirect_stdout(out), redirect_stderr(err):
         status = main(arguments)
     return Ran(status, out.getvalue(), err.getvalue())
@@ -170,13 +178,52 @@ def test_ls_selects(filled: Filled, options: list[str], expected: set[str]) -> N
 
 
 def test_ls_of_nothing_says_so(filled: Filled) -> None:
-    """Nothing found is no error: stdout is empty, stderr says what was looked for and what is there instead."""
+    """A url without runs is no error, a run that was named and does not exist is one; stderr says what is there."""
     ran = filled.here("ls", filled.url, "--run", "run-99")
-    assert (ran.status, ran.out) == (0, "")
-    assert "no rollout in run 'run-99'" in ran.err
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("s3capture: there is no run 'run-99'")
+    assert ran.err.count("\n") == 1
     ran = filled.here("ls", filled.url.removesuffix("/exp"))
     assert (ran.status, ran.out) == (0, "")
     assert "folders there: exp" in ran.err
+
+
+def test_ls_lists_rollouts_by_id(moto_server: str, moto_bucket: str) -> None:
+    """A person gets the rollouts sorted by id, numbers by value; in one line each where a program reads."""
+    url = f"s3://{moto_bucket}/p"
+    asyncio.run(mark_all(url, moto_server, ["7-10", "7-2", "12-1", "7-2-a1", "b"]))
+    ran = here("ls", url, "--run", RUN, "--endpoint-url", moto_server)
+    assert ran.status == 0
+    assert [line.split()[-4] for line in ran.out.splitlines()[1:]] == ["7-2", "7-2-a1", "7-10", "12-1", "b"]
+    assert all(line.endswith("  (incomplete: 1 mark)") for line in ran.out.splitlines()[1:])
+
+
+def test_ls_of_very_many_rollouts_holds_none_back(
+    moto_server: str, moto_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rollouts than are sorted are all listed, once each, and stderr says in what order."""
+    monkeypatch.setattr("s3capture.cli.ls._SORTED", 2)
+    url, rollouts = f"s3://{moto_bucket}/p", ["a", "b", "c", "d"]
+    asyncio.run(mark_all(url, moto_server, rollouts))
+    ran = here("ls", url, "--run", RUN, "--endpoint-url", moto_server)
+    assert sorted(line.split()[-4] for line in ran.out.splitlines()[1:]) == rollouts
+    assert "more than 2 rollouts" in ran.err
+
+
+def test_ls_on_a_terminal_keeps_to_its_width(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, notes that do not fit beside the name stand below it."""
+    monkeypatch.setattr(Screen, "isatty", lambda _: True)
+    ran = filled.here("ls", filled.url, "--run", RUN, "--state", "frozen")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert "          (incomplete: 1 sealed call, 1 conflict, 2 marks; 1 refusal)" in ran.out.splitlines()
+
+
+async def mark_all(url: str, endpoint_url: str, rollouts: list[str]) -> None:
+    """Mark each of ``rollouts`` incomplete."""
+    sink = S3TokenSink(url=url, run=RUN, endpoint_url=endpoint_url)
+    for rollout in rollouts:
+        await sink.mark_incomplete(rollout)
+    await sink.close()
 
 
 # -- show -------------------------------------------------------------------------------------------------------
@@ -203,6 +250,32 @@ def test_show_freezes_nothing(filled: Filled) -> None:
     assert filled.here("show", filled.url, "open", "--run", RUN).status == 0
     [row] = filled.here("ls", filled.url, "--run", RUN, "--json", "--state", "open", "--incomplete").rows
     assert row["rollout"] == "open"
+
+
+def test_show_names_its_times_and_digests(filled: Filled) -> None:
+    """A record's own time, that of its begin and its digest each stand under their word."""
+    lines = filled.here("show", filled.url, "busy", "--run", RUN).out.splitlines()
+    created = next(number for number, line in enumerate(lines) if line.endswith("2023-11-14 22:13:20"))
+    assert lines[created - 1].endswith("created")
+    digest = next(number for number, line in enumerate(lines) if re.match(r" +[0-9a-f]{32} ", line))
+    assert lines[digest - 1].split()[0] == "sha256"
+    assert any(line.endswith("sealed") for line in lines)
+
+
+def test_show_says_who_decided_a_drop(filled: Filled) -> None:
+    """A drop decision, which names nobody, says so."""
+    shown = " ".join(filled.here("show", filled.url, "dropped", "--run", RUN).out.split())
+    assert "drop-2" in shown
+    assert "decided by whoever finished it" in shown
+
+
+def test_show_calls_late_what_was_refused(filled: Filled) -> None:
+    """A begin behind the freeze is shown as late and refused, in words and in the JSON, not as an open call."""
+    ran = filled.here("show", filled.url, "late", "--run", RUN)
+    assert "late, refused: 1 outcome, 1 begin" in ran.out
+    assert not re.search(r"\bopen\b", ran.out)
+    [detail] = filled.here("show", filled.url, "late", "--run", RUN, "--json").rows
+    assert {call["call"]: call["kind"] for call in detail["calls"]} == {LONG: "entry", "c8": "late", "c9": "entry"}
 
 
 def test_show_lets_no_control_character_through(filled: Filled) -> None:
@@ -253,6 +326,15 @@ def test_doctor_passes_a_good_store(filled: Filled, tmp_path: Path) -> None:
     assert "can hold captures" in ran.err
 
 
+def test_doctor_gives_a_long_error_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of a failed check are wrapped over the whole terminal, not squeezed into a narrow column."""
+    saw = "the store said no for a reason that it explains at length and in great detail " * 4
+    monkeypatch.setattr("s3capture.doctor.examine", lambda *_, **__: [Check("bucket", Verdict.FAILED, saw, "ask it")])
+    lines = here("doctor", "s3://bucket/p").out.splitlines()
+    assert len(lines) <= 7
+    assert max(map(len, lines)) <= 80
+
+
 def test_doctor_fails_a_bad_store() -> None:
     """On a store that ignores conditions the failed check is printed with its remedy, and the status is 1."""
     with FakeS3(ignores_conditions=True) as s3:
@@ -284,7 +366,11 @@ def test_spilled_marks_are_listed_and_drained(filled: Filled, tmp_path: Path) ->
     assert "run-8 / spilled, call c" in listed.out
     assert "the store was away" in listed.out
     drained = filled.run("spill", "drain", filled.url, "--run", "run-8", *where)
-    assert (drained.status, drained.out, drained.err) == (0, "published 1, late 0, waiting 0, damaged 0\n", "")
+    assert (drained.status, drained.out, drained.err) == (
+        0,
+        "published 1, late 0, waiting 0, damaged 0, elsewhere 0\n",
+        "",
+    )
     assert here("spill", "list", *where).out == ""
     [row] = filled.here("ls", filled.url, "--run", "run-8", "--json").rows
     assert (row["rollout"], row["marks"]) == ("spilled", 1)
@@ -297,7 +383,7 @@ def test_a_mark_that_comes_too_late_is_status_1(filled: Filled, tmp_path: Path) 
     where = ("--spill-dir", str(spill.directory))
     drained = filled.here("spill", "drain", filled.url, "--run", RUN, *where)
     assert drained.status == 1
-    assert drained.out == "published 0, late 1, waiting 0, damaged 0\n"
+    assert drained.out == "published 0, late 1, waiting 0, damaged 0, elsewhere 0\n"
     assert "may have been trained on with a hole" in drained.err
     assert drained.err.count("\n") == 1
     [row] = here("spill", "list", *where, "--json").rows
@@ -306,12 +392,74 @@ def test_a_mark_that_comes_too_late_is_status_1(filled: Filled, tmp_path: Path) 
 
 
 def test_a_drain_tells_of_marks_under_another_address(filled: Filled, tmp_path: Path) -> None:
-    """Marks of the run that were spilled without --endpoint-url are not taken for none."""
+    """Marks of the run that were spilled under another address are counted, stay, and make the status 1."""
     spill = Spill(tmp_path / "spill")
     spill.write(mark(filled, endpoint_url=None))
+    spill.write(mark(filled, "another", endpoint_url=None))
+    arguments = ("spill", "drain", filled.url, "--run", RUN, "--spill-dir", str(spill.directory))
+    ran = filled.here(*arguments)
+    assert (ran.status, ran.out) == (1, "published 0, late 0, waiting 0, damaged 0, elsewhere 1\n")
+    assert "1 mark of this run waits that was spilled with no --endpoint-url" in ran.err
+    assert "--any-endpoint" in ran.err
+    [row] = filled.here(*arguments, "--json").rows
+    assert [found["state"] for found in row["elsewhere"]] == ["elsewhere"]
+    assert len(spill.pending().marks) == 2
+
+
+def test_a_drain_takes_marks_of_any_address_when_told(filled: Filled, tmp_path: Path) -> None:
+    """With --any-endpoint every mark of the run is published here, and those of other runs stay."""
+    spill = Spill(tmp_path / "spill")
+    spill.write(mark(filled, "run-9", rollout="here"))
+    spill.write(mark(filled, "run-9", rollout="none", endpoint_url=None))
+    spill.write(mark(filled, "run-9", rollout="old", endpoint_url="http://old.example"))
+    spill.write(mark(filled, "run-10", endpoint_url=None))
+    where = ("--run", "run-9", "--spill-dir", str(spill.directory))
+    ran = filled.here("spill", "drain", filled.url, *where, "--any-endpoint")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == "published 3, late 0, waiting 0, damaged 0, elsewhere 0\n"
+    assert {row["rollout"] for row in filled.here("ls", filled.url, "--run", "run-9", "--json").rows} == {
+        *("here", "none", "old")
+    }
+    assert [left.run for left in spill.pending().marks] == ["run-10"]
+
+
+def test_a_drain_reports_a_damaged_file(filled: Filled, tmp_path: Path) -> None:
+    """A file of the run that does not read back makes the status 1 and is named; one of another run does not."""
+    spill = Spill(tmp_path / "spill")
+    spill.write(mark(filled)).write_bytes(b"{")
+    spill.write(mark(filled, "another")).write_bytes(b"{")
     ran = filled.here("spill", "drain", filled.url, "--run", RUN, "--spill-dir", str(spill.directory))
-    assert (ran.status, ran.out) == (0, "published 0, late 0, waiting 0, damaged 0\n")
-    assert "1 mark of this run wait that were spilled with no --endpoint-url" in ran.err
+    assert (ran.status, ran.out) == (1, "published 0, late 0, waiting 0, damaged 1, elsewhere 0\n")
+    assert "damaged: " in ran.err
+
+
+def test_marks_are_found_by_an_address_of_the_environment(filled: Filled, tmp_path: Path) -> None:
+    """Where boto3's AWS_ENDPOINT_URL gives the address, a drain takes the marks that were spilled under it."""
+    spill = Spill(tmp_path / "spill")
+    spill.write(mark(filled, "run-11"))
+    where = ("--run", "run-11", "--spill-dir", str(spill.directory))
+    ran = here("spill", "drain", filled.url, *where, AWS_ENDPOINT_URL=filled.endpoint_url)
+    assert (ran.status, ran.out) == (0, "published 1, late 0, waiting 0, damaged 0, elsewhere 0\n")
+
+
+def test_a_spill_directory_that_was_named_must_be_there(filled: Filled, tmp_path: Path) -> None:
+    """A slip in --spill-dir is an error and no empty spill; the default one need not exist."""
+    missing = str(tmp_path / "none")
+    one_line(here("spill", "list", "--spill-dir", missing), f"{missing!r} does not exist")
+    one_line(filled.here("spill", "drain", filled.url, "--run", RUN, "--spill-dir", missing), "does not exist")
+    ran = here("spill", "list", XDG_STATE_HOME=missing)
+    assert ran.status == 0
+    assert "which does not exist" in ran.err
+
+
+def test_a_long_reason_is_cut_in_the_list(filled: Filled, tmp_path: Path) -> None:
+    """The reason of a mark takes one short line for a person, and is whole in the JSON."""
+    spill, reason = Spill(tmp_path / "spill"), "the store said " + "no " * 200
+    spill.write(mark(filled, reason=reason))
+    where = ("--spill-dir", str(spill.directory))
+    assert max(map(len, here("spill", "list", *where).out.splitlines())) <= 130
+    [row] = here("spill", "list", *where, "--json").rows
+    assert row["reason"] == reason
 
 
 def test_a_damaged_spill_file_is_status_1(filled: Filled, tmp_path: Path) -> None:
@@ -333,6 +481,7 @@ def test_bad_settings_are_one_line() -> None:
     one_line(here("ls", "http://bucket/p"), "not of the form s3://bucket/prefix")
     one_line(here("ls", "s3://bucket/p", "--run", "a/b"), "invalid run 'a/b'")
     one_line(here("show", "s3://bucket/p", "a/b", "--run", "r"), "invalid rollout id 'a/b'")
+    one_line(here("show", "s3://bucket/p", "", "--run", "r"), "empty rollout id")
     one_line(here("ls", "s3://bucket/p", "--state", "open"), "--run")
     one_line(here("explore", "--scenario", "no such"), "no scenario 'no such'", "'begun put meets freeze'")
 
@@ -372,9 +521,18 @@ def test_a_store_without_conditional_writes_is_one_line(filled: Filled, tmp_path
     assert len(spill.pending().marks) == 1
 
 
-def test_debug_shows_the_traceback() -> None:
-    """--debug before the command shows where an error came from."""
-    assert "Traceback" in run("--debug", "ls", "http://bucket/p").err
+@pytest.mark.parametrize("arguments", [("--debug", "ls", "http://bucket/p"), ("ls", "http://bucket/p", "--debug")])
+def test_debug_shows_the_traceback(arguments: tuple[str, ...]) -> None:
+    """--debug, before or behind the command, shows where an error came from, and changes no status."""
+    ran = run(*arguments)
+    assert ran.status == 2
+    assert "Traceback" in ran.err
+    assert "SettingsError" in ran.err
+
+
+def test_debug_behind_two_dashes_is_a_name() -> None:
+    """Behind -- everything is an argument, as everywhere."""
+    assert "Traceback" not in here("show", "--run", "r", "--", "http://bucket/p", "--debug").err
 
 
 def test_a_bug_is_one_line_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,8 +544,8 @@ def test_a_bug_is_one_line_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("s3capture.testing.scenarios.scenarios", broken)
     assert main(["explore"]) == 3
     assert "unexpected KeyError" in capsys.readouterr().err
-    with pytest.raises(KeyError):
-        main(["--debug", "explore"])
+    assert main(["--debug", "explore"]) == 3
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_usage_errors_are_status_2() -> None:
@@ -502,7 +660,7 @@ def test_times_that_are_none_are_a_dash() -> None:
 
 
 def _make_cli() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_cli", ROOT / "docs" / "make_cli.py")
+    spec = importlib.util.spec_from_file_location("make_cli", ROOT / "tests" / "pages" / "make_cli.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -512,7 +670,7 @@ def _make_cli() -> ModuleType:
 
 def test_the_reference_is_current() -> None:
     """docs/cli.md is what its script writes from the commands of today."""
-    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == _make_cli().page(), "run: python docs/make_cli.py"
+    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == _make_cli().page(), "run: python tests/pages/make_cli.py"
 
 
 def shape(value: Any) -> Any:
@@ -573,6 +731,7 @@ def test_every_kind_of_error_is_on_its_page() -> None:
     rows = dict(re.findall(r"^\| `(\w+Error)`([^|]*)\|", page, re.MULTILINE))
     kinds = {name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)}
     kinds = {name: kind for name, kind in kinds.items() if kind.__module__ == errors.__name__}
+    kinds |= {kind.__name__: kind for kind in (RunInUseError, GymNotFoundError, LocalServerError, RecordingError)}
     assert set(rows) == set(kinds)
     for name, kind in kinds.items():
         bases = {base.__name__ for base in kind.__bases__} - {"CaptureError", "Exception"}

@@ -600,6 +600,8 @@ def test_a_store_without_conditional_writes_is_told(capsys: pytest.CaptureFixtur
         (["--url", "http://bucket"], "is not of the form s3://"),
         (["--run", "a/b"], "invalid run"),
         (["--endpoint-url", "http://127.0.0.1:9"], "--endpoint-url needs --url"),
+        (["--region", "eu-west-1"], "--region needs --url"),
+        (["some.jsonl", "--rollouts", "9"], "--rollouts cuts the built-in workload"),
         (["no-such-file.jsonl"], "cannot read recording no-such-file.jsonl"),
     ],
 )

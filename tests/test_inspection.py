@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from captures import entry
-from inspected import KEYS, LONG, PREFIX, WEIRD, fill, stored
+from inspected import HIDDEN, KEYS, LONG, PREFIX, WEIRD, fill, stored
 
-from s3capture import S3TokenSink, codec
+from s3capture import S3TokenSink, S3TokenSource, codec
 from s3capture.errors import StoreConfigError, StoreUnavailableError
 from s3capture.inspection import (
     Reason,
@@ -18,6 +18,7 @@ from s3capture.inspection import (
     inspect_rollout,
     list_rollouts,
     list_runs,
+    run_exists,
 )
 from s3capture.keys import RunKeys, shard
 from s3capture.protocol import bodies
@@ -84,7 +85,65 @@ def test_a_late_outcome_is_evidence_and_not_data(store: MemoryStore) -> None:
     """An outcome behind the freeze is counted as late, and neither as a call nor in the version."""
     late = summaries(store)["late"]
     assert (late.calls, late.late, late.version, late.incomplete) == (1, 1, 2, False)
-    assert {call.call: call.in_snapshot for call in detail(store, "late").calls} == {LONG: True, "c9": False}
+    shown = {call.call: call.in_snapshot for call in detail(store, "late").calls}
+    assert shown == {LONG: True, "c9": False, "c8": False}
+
+
+def test_a_begin_behind_the_freeze_is_no_open_call(store: MemoryStore) -> None:
+    """An intent that the freeze did not see was refused: late evidence, and neither open nor a reason to mask."""
+    late = summaries(store)["late"]
+    assert (late.late_begins, late.open_calls, late.incomplete) == (1, 0, False)
+    assert {call.call: call.kind for call in detail(store, "late").calls}["c8"] == "late"
+
+
+def refused_mark(store: MemoryStore, rollout: str) -> None:
+    """What a refused mark leaves behind, and a refused begin."""
+    keys = KEYS.rollout(rollout)
+    store.create(keys.mark("f" * 32), bodies.mark(keys, "c1", HIDDEN, "too late"))
+    store.create(keys.intent("c7"), bodies.intent(keys, "c7", HIDDEN))
+
+
+@pytest.mark.parametrize("rollout", ["dropped", "retired"])
+def test_what_comes_behind_the_retirement_masks_nothing(rollout: str) -> None:
+    """A mark and a begin that were refused as retired do not make a verified rollout look incomplete."""
+    store = MemoryStore()
+    asyncio.run(fill(store, url=URL))
+    refused_mark(store, rollout)
+    found = summaries(store)[rollout]
+    assert (found.state, found.incomplete, found.incomplete_reasons) == (State.RETIRED, False, ())
+    assert (found.marks, found.late_marks, found.open_calls, found.late_begins) == (0, 1, 0, 1)
+    seen = detail(store, rollout)
+    assert [(mark.late, mark.reason) for mark in seen.marks] == [(True, "too late")]
+    assert {call.call: call.kind for call in seen.calls}["c7"] == "late"
+
+
+@pytest.mark.parametrize("retention", ["delete", "keep"])
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_mark_that_was_acknowledged_is_never_called_late(retention: str, conditional: bool) -> None:
+    """A mark between freeze and retirement masks its rollout as long as the mark is there."""
+
+    async def close_marked(store: MemoryStore) -> None:
+        sink = S3TokenSink(store=store, url=URL, run=KEYS.run)
+        source = S3TokenSource(store=store, url=URL, run=KEYS.run, retention=retention)
+        await sink.put(entry("c1", "r"))
+        await source.freeze("r")
+        await sink.mark_incomplete("r")
+        snapshot = await source.freeze("r")
+        if conditional:
+            assert await source.drop("r", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+        else:
+            await source.retire(["r"])
+        await sink.close()
+        await source.close()
+
+    store = MemoryStore()
+    asyncio.run(close_marked(store))
+    found = summaries(store)["r"]
+    kept = retention == "keep"
+    assert (found.state, found.marks, found.late_marks, found.incomplete) == (State.RETIRED, int(kept), 0, kept)
+    if kept:
+        refused_mark(store, "r")
+        assert summaries(store)["r"].incomplete
 
 
 def test_rollouts_come_in_order_of_shard_and_id(store: MemoryStore) -> None:
@@ -147,6 +206,37 @@ def test_runs_are_counted_and_other_folders_passed_over(store: MemoryStore) -> N
     assert (runs["run-7"].rollouts, runs["run-7"].bytes) == (7, sum(row.size for row in attempts))
     assert runs["run-7"].calls == sum("/call/" in row.key for row in attempts)
     assert (runs["run-8"].rollouts, runs["run-8"].calls, runs["run-9"].rollouts) == (1, 0, 0)
+
+
+class Haunted(MemoryStore):
+    """Keeps an empty folder of everything that was deleted, as SeaweedFS does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ghosts: set[str] = set()
+
+    def create(self, key: str, body: bytes) -> bool:
+        parts = key.split("/")[:-1]
+        self.ghosts |= {"/".join(parts[: n + 1]) + "/" for n in range(len(parts))}
+        return super().create(key, body)
+
+    def list_folders(self, prefix: str) -> tuple[str, ...]:
+        below = {ghost for ghost in self.ghosts if ghost.startswith(prefix) and ghost != prefix}
+        return tuple(sorted(ghost for ghost in below if ghost[len(prefix) :].count("/") == 1))
+
+
+def test_a_run_that_was_removed_is_not_listed() -> None:
+    """Empty folders make no run; a run that holds a ledger alone, or one object, does."""
+    store = Haunted()
+    gone, ledger, one = (RunKeys(PREFIX, name) for name in ("gone", "ledger-only", "one"))
+    store.create(gone.rollout("a").intent("c"), b"i")
+    store.create(f"{gone.root}ledger/x", b"i")
+    store.delete([row.key for row in store.list("")])
+    store.create(f"{ledger.root}ledger/x", b"i")
+    store.create(one.rollout("a").intent("c"), b"i")
+    with Reader(store) as reader:
+        assert [run.run for run in list_runs(reader, PREFIX)] == ["ledger-only", "one"]
+        assert [run_exists(reader, keys) for keys in (gone, ledger, one)] == [False, True, True]
 
 
 def test_a_call_is_told_in_full(store: MemoryStore) -> None:

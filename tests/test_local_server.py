@@ -371,7 +371,7 @@ def test_the_server_ends_with_its_owner(end: str, temp_root: Path) -> None:
 
 def serve(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "s3capture.cli.serve", *arguments],
+        [sys.executable, "-c", "import sys; from s3capture.cli import main; sys.exit(main())", "serve", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -392,7 +392,7 @@ def test_serve_prints_settings_that_work_and_stops_on_sigterm(temp_root: Path) -
                 name, _, settings[name] = assignment.partition("=")
             assert settings["S3CAPTURE_URL"] == "s3://mine"
             program = (
-                "import boto3, os; c = boto3.client('s3', endpoint_url=os.environ['S3CAPTURE_ENDPOINT_URL']);"
+                "import boto3; c = boto3.client('s3');"
                 "c.put_object(Bucket='mine', Key='k', Body=b'v');"
                 "print(c.get_object(Bucket='mine', Key='k')['Body'].read())"
             )
@@ -416,7 +416,7 @@ def test_serve_prints_settings_that_work_and_stops_on_sigterm(temp_root: Path) -
 
 
 def test_serve_reports_a_server_that_dies(tmp_path: Path) -> None:
-    """With --json one object is printed; when the server dies, serve says so in one line and exits with 1."""
+    """With --json one object is printed; when the server dies, serve says so in one line and exits with 2."""
     with serve("--json", "--data", str(tmp_path)) as process:
         try:
             assert process.stdout is not None
@@ -427,7 +427,7 @@ def test_serve_reports_a_server_that_dies(tmp_path: Path) -> None:
             rest, talk = process.communicate(timeout=DEADLINE_S)
         finally:
             process.kill()
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert rest == ""
     assert "died by itself (exit status -9)" in talk.splitlines()[-1]
     with EmbeddedServer(tmp_path) as again:  # the directory is free, its bucket kept
@@ -437,11 +437,12 @@ def test_serve_reports_a_server_that_dies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("--port", "70000"), ("--bucket", "No_Bucket!")])
 def test_serve_refuses_in_one_line(arguments: tuple[str, str], temp_root: Path) -> None:
-    """A wrong option ends with exit 1, one line on stderr that names it, and nothing on stdout or disk."""
+    """A wrong option ends with exit 2, one line on stderr that names it, and nothing on stdout or disk."""
     with serve(*arguments) as process:
         rest, talk = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert rest == ""
+    assert talk.startswith("s3capture: ")
     assert arguments[1] in talk
     assert len(talk.splitlines()) == 1
     assert list(temp_root.iterdir()) == []

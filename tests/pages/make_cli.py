@@ -32,15 +32,15 @@ profile, role. `--debug` shows the traceback of an error, and may stand anywhere
 | exit status | meaning |
 |---|---|
 | 0 | done, and nothing bad was found |
-| 1 | something is bad: damaged data, a breached invariant, a failed check, a mark that was not published; or the run or rollout that was named does not exist |
+| 1 | damaged data, a breached invariant, a failed check, a mark that was not published, or no such run or rollout |
 | 2 | could not run: usage, settings, address, credentials, bucket, or a store that cannot hold captures |
 | 3 | a bug in s3capture |
 | 130 | interrupted by Ctrl-C |
 | 141 | the reader of stdout went away, as in `s3capture ls ... \\| head` |
 
-An error is one line, `s3capture: <what happened, and what to do>`; [errors.md](errors.md) lists the kinds. Two are longer: a
-command that was typed wrongly is answered with its usage and the mistake (status 2), and a recording with a line for
-each of its faults (status 2).
+An error is one line, `s3capture: <what happened, and what to do>`; [errors.md](errors.md) lists the kinds. Two are
+longer, both with status 2: a command that was typed wrongly is answered with its usage and the mistake, and a recording
+that cannot be played with a line for each of its faults.
 """
 
 

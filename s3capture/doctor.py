@@ -237,8 +237,8 @@ class _Examination:
             if stored not in bodies or (winners and stored != winners[0]):
                 raise _FailedError(f"{where}: the body that is stored is not the winner's", _CONDITIONAL)
         return (
-            f"{self._rounds} rounds of {self._writers} writers on one new key: one winner each, whose body is stored; "
-            f"the slowest waited {slowest:.1f} s"
+            f"{self._rounds} round{'' if self._rounds == 1 else 's'} of {self._writers} writers on one new key: one "
+            f"winner each, whose body is stored; the slowest waited {slowest:.1f} s"
         )
 
     def _contend(self, barrier: threading.Barrier, name: str, body: bytes) -> tuple[bool, float]:

@@ -33,7 +33,8 @@ HIDDEN = Origin("elsewhere:1", 1_700_000_000.0, "0" * 32)
 async def fill(store: Store | None = None, **settings: Any) -> None:
     """Fill run ``RUN`` with seven rollouts: busy, dropped, open, late, freezing, damaged and retired.
 
-    ``busy`` is frozen with every kind of call; ``late`` is frozen and complete, with an outcome and a begin behind the freeze.
+    ``busy`` is frozen with every kind of call; ``late`` is frozen and complete, with an outcome and a begin behind the
+    freeze.
     """
     sink = S3TokenSink(store=store, run=RUN, **settings)
     source = S3TokenSource(store=store, run=RUN, **settings)

@@ -202,7 +202,7 @@ def test_ls_of_very_many_rollouts_holds_none_back(
     moto_server: str, moto_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rollouts than are sorted are all listed, once each, and stderr says in what order."""
-    monkeypatch.setattr("s3capture.cli.ls._SORTED", 2)
+    monkeypatch.setattr(sys.modules["s3capture.cli.ls"], "_SORTED", 2)
     url, rollouts = f"s3://{moto_bucket}/p", ["a", "b", "c", "d"]
     asyncio.run(mark_all(url, moto_server, rollouts))
     ran = here("ls", url, "--run", RUN, "--endpoint-url", moto_server)

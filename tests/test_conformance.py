@@ -289,6 +289,8 @@ def test_the_command_judges_a_bucket_and_leaves_nothing(
     assert all(set(row) == {"kit", "check", "ending", "detail"} for row in rows)
     assert re.search(r"passed, 0 failed, 0 skipped; run 'conformance-[0-9a-f]{16}' was removed", said.err)
     assert keys_of(seaweed, bucket) == []
+    assert main(["ls", f"s3://{bucket}/p", "--endpoint-url", seaweed.endpoint_url]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_the_command_refuses_a_run_that_holds_data(
@@ -305,7 +307,9 @@ def test_the_command_refuses_a_run_that_holds_data(
     before = keys_of(seaweed, bucket)
     arguments = ["conformance", f"s3://{bucket}/p", "--endpoint-url", seaweed.endpoint_url, "--run", "run-7"]
     assert main(arguments) == 2
-    assert "run-7" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "run 'run-7'" in said
+    assert "choose another --run, or leave it out" in said
     assert keys_of(seaweed, bucket) == before != []
 
 

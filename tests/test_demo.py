@@ -24,10 +24,12 @@ from fakes3 import Exchange, FakeS3, Response, on
 
 from s3capture import codec
 from s3capture.cli import main
+from s3capture.cli.demo_view import print_outcome
 from s3capture.demo.crew import Crew, WorkerError
 from s3capture.demo.entries import Decision, build_entry
 from s3capture.demo.gate import Gate
 from s3capture.demo.observing import percentile
+from s3capture.demo.outcome import Difference, Fate, Outcome, RolloutOutcome
 from s3capture.demo.recording import read_recording, write_recording
 from s3capture.demo.script import KEEPS_ENTRY, Rollout, Script, Twist, rebuild
 from s3capture.demo.verify import LineageJudge, Played, check_snapshot, expected_reasons
@@ -38,6 +40,7 @@ from s3capture.protocols import TokenCaptureSnapshot
 from s3capture.records import EngineRefusal, ParentResolutionStatus, TokenEntry, compute_digest
 from s3capture.seaweed import connect
 from s3capture.sink import entry_payload
+from s3capture.stats import OpStats
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-c", "import sys; from s3capture.cli import main; sys.exit(main())", "demo"]
@@ -620,10 +623,56 @@ def test_the_faults_of_a_recording_are_listed(capsys: pytest.CaptureFixture[str]
     assert [fault.split(": ")[0] for fault in faults] == [f"{path}:1", f"{path}:2"]
 
 
+def one_rollout(**given: Any) -> Outcome:
+    """What came of a play of one rollout of one call, whose put was refused once."""
+    rollout = RolloutOutcome("7-3", 1, 1, 0, 0, 1, True, (), Fate.DROPPED, "complete and verified")
+    settings = {"url": "s3://b", "run": "r", "embedded": False, "workers": 1, "kept": False, "skipped": ()}
+    return Outcome(title="one", calls=1, puts=1, rollouts=[rollout], seconds=2.0, **settings, **given)
+
+
+def said_of(outcome: Outcome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> str:
+    """What a terminal of ``width`` columns shows of ``outcome``."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_outcome(outcome)
+    return capsys.readouterr().out
+
+
+def test_only_what_was_done_is_claimed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without delta records no prompt is said to be rebuilt; with one, one is; and one of a thing is singular."""
+    said = said_of(one_rollout(), capsys, monkeypatch, 80)
+    assert "1 entry read back equal, bit for bit, in 2.0 s" in said
+    assert not re.search(r" 1  ?(rollouts|requests)", said)
+    outcome = one_rollout()
+    outcome.rollouts[0] = dataclasses.replace(outcome.rollouts[0], deltas=1)
+    assert "bit for bit, with 1 prompt rebuilt from a delta, in" in said_of(outcome, capsys, monkeypatch, 120)
+
+
+def test_a_number_stays_with_its_unit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the terminal, no line begins with the unit of the number above it."""
+    for width in range(40, 60):
+        assert not re.search(r"^ *s$", said_of(one_rollout(), capsys, monkeypatch, width), re.MULTILINE)
+
+
+def test_costs_that_puzzle_are_explained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are named and called staged only if all is well; a resolve not counted and a request of 0 are told."""
+    operations = {
+        "put": OpStats(2, {"ConflictingPayloadError": 1}, 2, 4, 0, (0.1, 0.2)),
+        "mark_incomplete": OpStats(1, {}, 0, 0, 0, (1.0,)),
+        "resolve": OpStats(1, {}, 1, 1, 0, (0.1,)),
+    }
+    outcome = one_rollout(operations=operations)
+    outcome.lineage.by_status[ParentResolutionStatus.ROOT] = 2
+    said = said_of(outcome, capsys, monkeypatch, 120)
+    assert "failed, as staged: put 1 ConflictingPayloadError" in said
+    assert "resolve: a root that holds nothing a model wrote asks nothing" in said
+    assert "requests 0: it got no further than the check of the store" in said
+    outcome.differences.append(Difference("7-3", "something"))
+    assert "failed: put 1 ConflictingPayloadError" in said_of(outcome, capsys, monkeypatch, 120)
+
+
 def test_a_reply_fits_into_a_pipe() -> None:
     """The largest reply of a worker is far below the 64 KiB that a pipe holds, so sending it never blocks."""
     from s3capture.demo.worker import Failure, Reply  # noqa: PLC0415
-    from s3capture.stats import OpStats  # noqa: PLC0415
 
     stats = {op: OpStats(3, {"StoreUnavailableError": 3}, 9, 9, 9, (0.1,) * 3) for op in map(str, range(6))}
     decision = Decision(ParentResolutionStatus.RESOLVED, "p" * 1000, "r" * 100, "d" * 64, 1, True)

@@ -69,7 +69,8 @@ def doctor(
                 _print(check)
             failed += check.verdict is Verdict.FAILED
             if (check.name, check.verdict) == (_BEFORE_RACE, Verdict.OK):
-                say(f"racing {writers} writers for one new key, {rounds} times; some stores need a minute for it")
+                times = plural(rounds, "time")
+                say(f"racing {writers} writers for one new key, {times}; some stores need a minute for it")
     except StoreError:
         # The check that failed has said why.
         say(f"{printable(url)} could not be examined: see the last check")

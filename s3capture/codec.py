@@ -29,8 +29,8 @@ from s3capture.errors import CorruptObjectError, UnknownFormatError, UnstorableV
 
 FORMAT = 1
 MAX_DEPTH = 200
-# Measured by tests/benchmarks/codec_levels.py: on real records level 3 is about 1% smaller and a third slower, on random
-# token ids it is larger as well.
+# Measured by tests/benchmarks/codec_levels.py: on real records level 3 is about 1% smaller and a third slower, on
+# random token ids it is larger as well.
 LEVEL = 1
 MAX_HEADER = 1024 * 1024
 MAX_PAYLOAD = 1024 * 1024 * 1024

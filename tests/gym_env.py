@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ _OF_THE_SERVER = [
     "fastapi", "uvicorn", "httptools", "aiohttp", "itsdangerous", "omegaconf", "hydra-core", "rich", "openai==2.44.0",
     "anthropic<=0.109.2", "psutil", "requests", "yappi", "pydot", "pytest",
 ]  # fmt: skip
-_OURS = ["boto3>=1.36", "orjson>=3.10", "pydantic>=2.8", "tenacity>=9.0", "typer>=0.15", "zstandard>=0.23"]
+_OURS: list[str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
 _RAY = "2.58.0"
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gym_env
 import pytest
 
 from s3capture.local import EmbeddedServer
 
-VERSION = "0.7.0"
 TESTS = Path(__file__).parent
 CHECKS = [
     "put_then_freeze_visibility",
@@ -37,19 +36,7 @@ CHECKS = [
 @pytest.fixture(scope="session")
 def nemo_gym(request: pytest.FixtureRequest) -> Path:
     """The directory that holds nemo-gym; a failed install fails the tests."""
-    cache = request.config.cache
-    assert cache is not None
-    place = cache.mkdir("nemo-gym") / VERSION
-    if not place.is_dir():
-        # Renamed when complete, so that an install that was cut short is never taken for a whole one.
-        fresh = place.with_name(f"{VERSION}.{os.getpid()}")
-        shutil.rmtree(fresh, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]
-        options = ["--ignore-requires-python", "--no-deps", f"nemo-gym=={VERSION}"]
-        done = subprocess.run([*command, str(fresh), *options], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"nemo-gym {VERSION} could not be installed: {done.stderr}"
-        fresh.rename(place)
-    return place
+    return gym_env.beside(request.config).path[0]
 
 
 def _passed(nemo_gym: Path, settings: dict[str, Any], *, memory: bool = False, strangers: bool = False) -> list[str]:

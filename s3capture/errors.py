@@ -23,6 +23,9 @@ The rule of this module: a kind says what to *do*. Kinds are only ever added.
         ├── StoreConfigError                     bucket, endpoint or region is wrong; a person must act
         └── UnsupportedStoreError                no conditional creates: no safe capture on this store
 
+Three kinds stand beside what raises them: ``RunInUseError`` (``preflight``), ``GymNotFoundError`` (``gym``) and
+``LocalServerError`` (``seaweed``).
+
 The first three bases are the contract's (``nemo_gym.models.token_capture.protocols``); code written for
 nemo-gym 0.7.0 catches the plain ``RuntimeError`` there. Messages name run, rollout and call; they never
 hold token arrays or secrets.

@@ -65,6 +65,10 @@ class SettingsError(CaptureError, ValueError, TypeError):
     """A setting is unknown, missing or out of range; nothing was started."""
 
 
+class MissingExtraError(SettingsError):
+    """What was asked for needs an optional package that is not installed; the message says what to install."""
+
+
 class UnstorableValueError(CaptureError, ValueError):
     """A record holds a value that would not come back as itself; ``path`` says where."""
 

@@ -50,7 +50,10 @@ class Kind(StrEnum):
     LEDGER_CLOSED = "ledger-closed"
     LEDGER_RETIRED = "ledger-retired"
     LEDGER_LINEAGE = "ledger-lineage"
-    ARCHIVE = "archive"
+    ARCHIVE_PACK = "archive-pack"
+    ARCHIVE_INDEX = "archive-index"
+    ARCHIVE_DONE = "archive-done"
+    ARCHIVE_DELETED = "archive-deleted"
     PROBE = "probe"
 
 
@@ -107,7 +110,7 @@ class RunKeys:
     @property
     def parts(self) -> tuple[str, str, str]:
         """The folders that make a folder a run: it may have a ledger or an archive and no attempts."""
-        return (self.attempts, f"{self.root}ledger/", f"{self.root}archive/")
+        return (self.attempts, f"{self.root}ledger/", self.archive.base)
 
     @property
     def attempts(self) -> str:
@@ -123,9 +126,28 @@ class RunKeys:
         """The prefix of all continuation markers."""
         return f"{self.root}lineage/"
 
+    def lineage_shard(self, hh: str) -> str:
+        """The prefix of the continuation markers of one shard."""
+        return f"{self.lineage}{hh}/"
+
+    @property
+    def ledgers(self) -> str:
+        """The prefix of the ledgers of all rollouts."""
+        return f"{self.root}ledger/"
+
+    @property
+    def archive(self) -> ArchiveKeys:
+        """The keys of what was packed."""
+        return ArchiveKeys(self)
+
+    @property
+    def probes(self) -> str:
+        """The prefix of all scratch keys."""
+        return f"{self.root}probe/"
+
     def probe(self, nonce: str) -> str:
         """A scratch key that no reader takes for a capture."""
-        return f"{self.root}probe/{escape(nonce)}"
+        return f"{self.probes}{escape(nonce)}"
 
     def rollout(self, rollout_id: str) -> RolloutKeys:
         """The keys of one rollout."""
@@ -134,6 +156,64 @@ class RunKeys:
     def ledger(self, rollout_id: str) -> LedgerKeys:
         """The keys of the ledger of one rollout."""
         return LedgerKeys(self, rollout_id)
+
+
+def position(rollout_id: str) -> str:
+    """Return where a rollout stands in the order of the key space: 16 hex digits, of which the first two are its shard.
+
+    Packs hold the rollouts of a span of positions, so that a rollout is looked for in few of them.
+    """
+    return hashlib.sha256(rollout_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PackName:
+    """The name of a pack and of its index: the span of positions it holds, and the SHA-256 of its bytes."""
+
+    first: str
+    last: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}-{self.digest}"
+
+    def covers(self, first: str, last: str) -> bool:
+        """Whether the span has a position in common with ``first`` to ``last``, prefixes of positions, inclusive."""
+        return self.first[: len(last)] <= last and self.last[: len(first)] >= first
+
+    @classmethod
+    def of(cls, text: str) -> PackName | None:
+        """Return the name that ``text`` spells, or None."""
+        spelled = re.fullmatch(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{64})", text)
+        return cls(*spelled.groups()) if spelled and spelled[1] <= spelled[2] else None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveKeys:
+    """The keys of the archive of one run: packs, their indexes, and what was decided about the rollouts in them."""
+
+    of: RunKeys
+
+    @property
+    def base(self) -> str:
+        """Where it all lives; ends in ``/``."""
+        return f"{self.of.root}archive/"
+
+    def pack(self, name: PackName) -> str:
+        """A pack: the objects of many rollouts."""
+        return f"{self.base}pack/{name}.parquet"
+
+    def index(self, name: PackName) -> str:
+        """What a pack holds; its creation is what makes the pack part of the archive."""
+        return f"{self.base}index/{name}.parquet"
+
+    def done(self, name: PackName, nonce: str) -> str:
+        """The rollouts of a pack that were retired for it: from then on the archive speaks for them."""
+        return f"{self.base}done/{name}/{escape(nonce)}"
+
+    def deleted(self, rollout_id: str, digest: str) -> str:
+        """A rollout that was deleted from the packs which the body names; ``digest`` is the SHA-256 of their names."""
+        return f"{self.base}deleted/{shard(rollout_id)}/{escape(rollout_id)}/{digest}"
 
 
 def run_folder(prefix: str) -> str:
@@ -223,6 +303,17 @@ class RolloutKeys(_Keys):
         """A payload that lost to another one of the same call."""
         return f"{self.base}conflict/{escape(call)}/{digest}"
 
+    def place(self, key: str) -> str | None:
+        """Return what ``key`` is called within the rollout, whatever its run is named; None for a key of another."""
+        if key.startswith(self.base):
+            return key[len(self.base) :]
+        return f"lineage/{key[len(self.lineage_base) :]}" if key.startswith(self.lineage_base) else None
+
+    def at(self, place: str) -> str:
+        """The inverse of ``place``."""
+        lineage = place.removeprefix("lineage/")
+        return f"{self.base}{place}" if lineage == place else f"{self.lineage_base}{lineage}"
+
     def mark(self, mark_id: str) -> str:
         """One incomplete marker."""
         return f"{self.base}mark/{escape(mark_id)}"
@@ -273,8 +364,8 @@ class LedgerKeys(_Keys):
 class ParsedKey:
     """What a key says. ``rollout`` and ``call`` are segments; ``unescape`` turns them into ids.
 
-    ``detail`` is the payload digest of a conflict, the mark id, the version of a drop, or the fingerprint
-    segment of a lineage marker.
+    ``detail`` is the payload digest of a conflict, the mark id, the version of a drop, the fingerprint segment of a
+    lineage marker, or the name of a pack.
     """
 
     kind: Kind
@@ -302,8 +393,8 @@ def parse(root: str, key: str) -> ParsedKey | None:
             return ParsedKey(kind, rollout, call, fingerprint) if _is_id(call) else None
         case ["ledger", hh, rollout, *rest] if _is_rollout(hh, rollout):
             return _parse_ledger(rollout, rest)
-        case ["archive", *rest] if rest and all(rest):
-            return ParsedKey(Kind.ARCHIVE, detail="/".join(rest))
+        case ["archive", *rest]:
+            return _parse_archive(rest)
         case ["probe", nonce] if _is_id(nonce):
             return ParsedKey(Kind.PROBE, detail=nonce)
     return None
@@ -324,6 +415,18 @@ def _parse_attempt(rollout: str, rest: list[str]) -> ParsedKey | None:
         case ["fence", name]:
             found = re.fullmatch(r"(retiring|drop)-(0|[1-9][0-9]{0,17})", name)
             return ParsedKey(Kind(found[1]), rollout, detail=found[2]) if found else None
+    return None
+
+
+def _parse_archive(rest: list[str]) -> ParsedKey | None:
+    match rest:
+        case [("pack" | "index") as folder, file] if file.endswith(".parquet"):
+            name = file.removesuffix(".parquet")
+            return ParsedKey(Kind(f"archive-{folder}"), detail=name) if PackName.of(name) else None
+        case ["done", name, nonce] if PackName.of(name) and _is_id(nonce):
+            return ParsedKey(Kind.ARCHIVE_DONE, detail=name)
+        case ["deleted", hh, rollout, digest] if _is_rollout(hh, rollout) and len(digest) == 64:
+            return ParsedKey(Kind.ARCHIVE_DELETED, rollout, detail=digest) if _HEX.issuperset(digest) else None
     return None
 
 

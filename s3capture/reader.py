@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
@@ -22,6 +22,7 @@ from s3capture.store.base import Store, TransientStoreError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_P = ParamSpec("_P")
 
 
 class Reader:
@@ -58,30 +59,53 @@ class Reader:
         """Return the body of ``key``, or None when there is no such key. Raise ``StoreError``."""
         return found(self._ask(Get(key), what))
 
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """Return ``length`` bytes of ``key`` from ``start``, or None when it is gone. Raise ``StoreError``."""
+        return self._patiently(self.store.get_range, key, start, length)
+
     def folders(self, prefix: str) -> tuple[str, ...]:
         """Return the common prefixes directly below ``prefix``, sorted, each ending in ``/``. Raise ``StoreError``."""
+        return tuple(sorted(self._patiently(self.store.list_folders, prefix)))
+
+    def _patiently(self, ask: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
         retrying = Retrying(
             retry=retry_if_exception_type(TransientStoreError),
             wait=wait_random_exponential(multiplier=0.05, max=2.0),
             stop=stop_after_delay(self._limit()),
             reraise=True,
         )
-        folders = retrying(self.store.list_folders, prefix)
+        answer = retrying(ask, *args, **named)
         self._answered = True
-        return tuple(sorted(folders))
+        return answer
 
-    def map(self, work: Callable[[_T], _R], items: Iterable[_T]) -> Generator[_R, None, None]:
-        """Yield ``work(item)`` in the order of ``items``; ``work`` may use ``list``, ``get`` and ``folders``."""
-        waiting: deque[Future[_R]] = deque()
+    def map(
+        self,
+        work: Callable[[_T], _R],
+        items: Iterable[_T],
+        *,
+        weigh: Callable[[_T], int] = lambda _: 0,
+        room: int = 64 * 1024 * 1024,
+    ) -> Generator[_R, None, None]:
+        """Yield ``work(item)`` in the order of ``items``; ``work`` may use ``list``, ``get`` and ``folders``.
+
+        At most twice ``width`` results are held at once, and no more than ``weigh`` puts into ``room`` (bytes, say);
+        one item is always let through.
+        """
+        waiting: deque[tuple[Future[_R], int]] = deque()
+        held = 0
         try:
             for item in items:
-                waiting.append(self._pool.submit(work, item))
-                if len(waiting) >= 2 * self._width:
-                    yield waiting.popleft().result()
+                weight = weigh(item)
+                while waiting and (len(waiting) >= 2 * self._width or held + weight > room):
+                    future, less = waiting.popleft()
+                    held -= less
+                    yield future.result()
+                waiting.append((self._pool.submit(work, item), weight))
+                held += weight
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[0].result()
         finally:
-            for future in waiting:
+            for future, _ in waiting:
                 future.cancel()
 
     def _limit(self) -> float:

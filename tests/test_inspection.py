@@ -198,12 +198,13 @@ def test_runs_are_counted_and_other_folders_passed_over(store: MemoryStore) -> N
     more.create(f"{PREFIX}/models/step-1/weights.bin", b"w")
     more.create(f"{PREFIX}/not a run/attempts/x", b"w")
     more.create(RunKeys(PREFIX, "run-8").rollout("a").intent("c"), b"i")
-    more.create(f"{RunKeys(PREFIX, 'run-9').root}archive/pack-1", b"a")
+    more.create(f"{RunKeys(PREFIX, 'run-9').archive.base}pack-1", b"a")
     with Reader(more) as reader:
         runs = {run.run: run for run in list_runs(reader, PREFIX)}
     assert list(runs) == ["run-7", "run-8", "run-9"]
     attempts = list(store.list(KEYS.attempts))
-    assert (runs["run-7"].rollouts, runs["run-7"].bytes) == (7, sum(row.size for row in attempts))
+    ours = [row for row in attempts if any(row.key.startswith(KEYS.rollout(r).base) for r in summaries(store))]
+    assert (runs["run-7"].rollouts, runs["run-7"].bytes) == (7, sum(row.size for row in ours))
     assert runs["run-7"].calls == sum("/call/" in row.key for row in attempts)
     assert (runs["run-8"].rollouts, runs["run-8"].calls, runs["run-9"].rollouts) == (1, 0, 0)
 

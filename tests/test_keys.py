@@ -11,7 +11,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from s3capture.ids import MAX_PREFIX, MAX_ROLLOUT_ID, MAX_RUN, validate_prefix, validate_rollout_id, validate_run
-from s3capture.keys import Kind, LedgerKeys, ParsedKey, RolloutKeys, RunKeys, escape, parse, run_folder, shard, unescape
+from s3capture.keys import (
+    Kind,
+    LedgerKeys,
+    PackName,
+    ParsedKey,
+    RolloutKeys,
+    RunKeys,
+    escape,
+    parse,
+    position,
+    run_folder,
+    shard,
+    unescape,
+)
 
 HEX = hashlib.sha256(b"").hexdigest()
 NAME_ALPHABET = "ABab01._-"
@@ -39,6 +52,7 @@ def built(keys: RolloutKeys, call: str, other: str, digest: str, version: int) -
     """Every key that a rollout and its ledger can have, with what it must be parsed as."""
     rollout, segment, ledger = escape(keys.rollout_id), escape(call), LedgerKeys(keys.of, keys.rollout_id)
     fingerprint = keys.lineage(other).rstrip("/").rsplit("/", 1)[1]
+    name = PackName(position(keys.rollout_id), "f" * 16, digest)
     return {
         keys.intent(call): ParsedKey(Kind.INTENT, rollout, segment),
         keys.call(call): ParsedKey(Kind.CALL, rollout, segment),
@@ -59,6 +73,10 @@ def built(keys: RolloutKeys, call: str, other: str, digest: str, version: int) -
         ledger.retired: ParsedKey(Kind.LEDGER_RETIRED, rollout),
         ledger.lineage_call(other, call): ParsedKey(Kind.LEDGER_LINEAGE, rollout, segment, fingerprint),
         keys.of.probe(other): ParsedKey(Kind.PROBE, detail=escape(other)),
+        keys.of.archive.pack(name): ParsedKey(Kind.ARCHIVE_PACK, detail=str(name)),
+        keys.of.archive.index(name): ParsedKey(Kind.ARCHIVE_INDEX, detail=str(name)),
+        keys.of.archive.done(name, other): ParsedKey(Kind.ARCHIVE_DONE, detail=str(name)),
+        keys.of.archive.deleted(keys.rollout_id, digest): ParsedKey(Kind.ARCHIVE_DELETED, rollout, detail=digest),
     }  # fmt: skip
 
 
@@ -73,11 +91,39 @@ def test_every_key_is_parsed_as_what_it_was_built_for(
 
 
 def test_every_kind_has_a_key() -> None:
-    """The round trip above covers each kind of object but the packs, whose names their own module makes."""
+    """The round trip above covers each kind of object."""
     kinds = {parsed.kind for parsed in built(RunKeys("p", "r").rollout("x"), "c", "f", HEX, 1).values()}
-    assert kinds == set(Kind) - {Kind.ARCHIVE}
-    packed = parse("p/r/", "p/r/archive/one/two")
-    assert packed is not None and (packed.kind, packed.detail) == (Kind.ARCHIVE, "one/two")
+    assert kinds == set(Kind)
+
+
+@given(rollouts, texts, texts, digests, versions)
+def test_a_key_is_found_again_from_its_place_in_the_rollout(
+    keys: RolloutKeys, call: str, other: str, digest: str, version: int
+) -> None:
+    """``at`` undoes ``place`` for every key of the rollout, and keys of its ledger and its run have no place in it."""
+    for key, parsed in built(keys, call, other, digest, version).items():
+        place = keys.place(key)
+        if parsed.kind in (Kind.PROBE, Kind.ARCHIVE_PACK, Kind.ARCHIVE_INDEX, Kind.ARCHIVE_DONE, Kind.ARCHIVE_DELETED):
+            assert place is None
+        elif parsed.kind.startswith("ledger-"):
+            assert place is None
+        else:
+            assert place is not None and keys.at(place) == key and keys.of.run not in place.split("/")[0]
+
+
+@given(texts, texts, digests)
+def test_a_pack_covers_the_positions_of_its_span_and_no_others(one: str, other: str, digest: str) -> None:
+    """A rollout of the span, and each shard between its ends, is covered; what lies outside is not."""
+    first, last = sorted((position(one), position(other)))
+    name = PackName(first, last, digest)
+    assert PackName.of(str(name)) == name
+    assert name.covers(first, first) and name.covers(last, last) and name.covers(first[:2], first[:2])
+    for number in range(256):
+        hh = f"{number:02x}"
+        assert name.covers(hh, hh) is (first[:2] <= hh <= last[:2])
+    below, above = f"{int(first, 16) - 1:016x}", f"{int(last, 16) + 1:016x}"
+    assert first == "0" * 16 or not name.covers(below, below)
+    assert last == "f" * 16 or not name.covers(above, above)
 
 
 @given(texts)
@@ -205,6 +251,12 @@ LINEAGE = RunKeys("p", "r").rollout("7-3").lineage_base
         "p/r/probe/a b",
         "p/r/archive/",
         "p/r/archive//x",
+        "p/r/archive/one/two",
+        "p/r/archive/pack/x.parquet",
+        f"p/r/archive/pack/{'0' * 16}-{'f' * 16}-{'0' * 64}",
+        f"p/r/archive/pack/{'f' * 16}-{'0' * 16}-{'0' * 64}.parquet",
+        f"p/r/archive/done/{'0' * 16}-{'f' * 16}-{'0' * 64}",
+        f"p/r/archive/deleted/00/7-3/{'0' * 64}",
         "p/r/attempts/00/7-3/fence/closing",
         BASE.replace("7-3", "7-4") + "fence/closing",
         BASE + "intent",

@@ -13,10 +13,21 @@ from s3capture.inspection.detail import (
     FenceDetail,
     MarkDetail,
     RolloutDetail,
+    detail_of,
     inspect_rollout,
+    judge_rollout,
 )
 from s3capture.inspection.standing import DamagedObject, State
-from s3capture.inspection.summary import Reason, RolloutSummary, RunSummary, list_rollouts, list_runs, run_exists
+from s3capture.inspection.summary import (
+    Reason,
+    RolloutSummary,
+    RunSummary,
+    list_rollouts,
+    list_runs,
+    run_exists,
+    stored_at,
+    summary_of,
+)
 
 __all__ = [
     "CallDetail",
@@ -29,8 +40,12 @@ __all__ = [
     "RolloutSummary",
     "RunSummary",
     "State",
+    "detail_of",
     "inspect_rollout",
+    "judge_rollout",
     "list_rollouts",
     "list_runs",
     "run_exists",
+    "stored_at",
+    "summary_of",
 ]

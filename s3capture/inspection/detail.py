@@ -7,6 +7,7 @@ the rest still shown. Damaged objects are kept from the invariants, which would 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,15 @@ from s3capture.codec import StoredObject
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
 from s3capture.inspection.standing import DamagedObject, Judge, standing
-from s3capture.inspection.summary import RolloutSummary, getter, summarize
+from s3capture.inspection.summary import RolloutSummary, summarize
 from s3capture.invariants import ALWAYS, Contents
 from s3capture.keys import Kind, RolloutKeys, parse, unescape
 from s3capture.protocol import bodies
 from s3capture.protocol.survey import survey
 from s3capture.reader import Reader
+from s3capture.records import TokenEntry
 from s3capture.source import read_entry, read_refusal
+from s3capture.stored import StoredRollout, StoredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,9 @@ class RolloutDetail:
         return not self.damaged and not self.breaches
 
 
+ReadEntry = Callable[[RolloutKeys, str, StoredObject], TokenEntry]
+"""Makes the record of a stored entry, or raises ``CorruptObjectError``: see ``source.read_entry``."""
+
 _OF_CALLS = (Kind.INTENT, Kind.CALL, Kind.CONFLICT)
 _FENCES = (Kind.CLOSING, Kind.FROZEN, Kind.RETIRING, Kind.DROP, Kind.RETIRED)
 
@@ -121,19 +127,38 @@ def inspect_rollout(reader: Reader, keys: RolloutKeys) -> RolloutDetail:
 
     Raise ``StoreError``; what is damaged is in the answer. Where nothing is stored, ``exists`` is False.
     """
-    what = f"inspection of rollout {keys.rollout_id!r} of run {keys.of.run!r}"
-    rows = reader.list(keys.base, what)
-    lineage = reader.list(keys.lineage_base, what)
-    own = [row.key for row in rows if parse(keys.of.root, row.key) is not None]
-    stored = dict(zip(own, reader.map(getter(reader, what), own), strict=True))
-    return _Inspection(keys, rows, {key: body for key, body in stored.items() if body is not None}).detail(len(lineage))
+    return detail_of(StoredRun(reader, keys.of).rollout(keys.rollout_id))
+
+
+def detail_of(rollout: StoredRollout) -> RolloutDetail:
+    """As ``inspect_rollout``, for a rollout that was listed; not from within ``Reader.map``."""
+    own = [row.key for row in rollout.rows if parse(rollout.keys.of.root, row.key) is not None]
+    return judge_rollout(rollout, rollout.read_in_parallel(own))
+
+
+def judge_rollout(
+    rollout: StoredRollout,
+    stored: dict[str, bytes],
+    *,
+    lineage_markers: int | None = None,
+    read_entry: ReadEntry = read_entry,
+) -> RolloutDetail:
+    """As ``inspect_rollout``, for a rollout whose bodies were read already, by key.
+
+    One LIST, unless ``lineage_markers`` says what it would count. ``read_entry`` may ask more of a record than a reader
+    does: what it refuses with ``CorruptObjectError`` is damaged.
+    """
+    count = len(rollout.lineage()) if lineage_markers is None else lineage_markers
+    return _Inspection(rollout, stored, read_entry).detail(count)
 
 
 class _Inspection:
     """The objects of one rollout, being judged."""
 
-    def __init__(self, keys: RolloutKeys, rows: tuple[ObjectInfo, ...], stored: dict[str, bytes]) -> None:
-        self._keys, self._rows, self._stored = keys, rows, stored
+    def __init__(self, rollout: StoredRollout, stored: dict[str, bytes], read_entry: ReadEntry) -> None:
+        keys, rows = rollout.keys, rollout.rows
+        self._read_entry = read_entry
+        self._keys, self._rows, self._stored, self._archived = keys, rows, stored, rollout.archived
         self._seen = survey(keys, rows)
         self._judge = Judge(stored.get)
         self._stands = standing(keys, self._seen, self._judge)
@@ -158,7 +183,7 @@ class _Inspection:
         sound = {key: body for key, body in self._stored.items() if key not in self._judge.damaged}
         contents = Contents(self._keys, self._seen, sound)
         return RolloutDetail(
-            summary=summarize(self._keys, self._rows, self._stored.get),
+            summary=summarize(self._keys, self._rows, self._stored.get, archived=self._archived),
             snapshot_id=None if self._manifest is None else self._manifest.snapshot_id,
             calls=tuple(calls),
             marks=tuple(marks),
@@ -203,7 +228,7 @@ class _Inspection:
             parent, resolution = refusal.parent_call_id, refusal.parent_resolution
             found |= {"code": refusal.code, "created_at": _time(refusal.created_at)}
         else:
-            entry = read_entry(self._keys, segment, stored)
+            entry = self._read_entry(self._keys, segment, stored)
             parent, resolution = entry.parent_call_id, entry.parent_resolution
             found |= {
                 "prompt_tokens": len(entry.prompt_token_ids),

@@ -7,7 +7,7 @@ to be a seal; entries are never read, so a run of millions of them can be listed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -20,6 +20,7 @@ from s3capture.keys import Kind, RolloutKeys, RunKeys, parse, run_folder, unesca
 from s3capture.protocol import bodies
 from s3capture.protocol.survey import survey
 from s3capture.reader import Reader
+from s3capture.stored import StoredRollout, StoredRun
 
 
 class Reason(StrEnum):
@@ -33,7 +34,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run. ``calls`` counts outcomes of any kind, ``bytes`` what its attempts hold, times are Unix seconds."""
+    """One run. ``calls`` counts outcomes of any kind, ``bytes`` what its rollouts hold, times are Unix seconds.
+
+    What was archived is counted as it was.
+    """
 
     run: str
     rollouts: int
@@ -51,7 +55,7 @@ class RolloutSummary:
     refused, ``late_conflicts`` and ``late_marks`` behind the retirement; none of them makes a rollout incomplete.
     ``sealed`` calls were begun and had no outcome at the freeze, ``open_calls`` have none yet. ``version`` is set while
     the rollout is frozen. ``foreign`` keys are not ours. ``bytes`` are as stored; ``last_modified`` is in Unix seconds,
-    None where the store does not say.
+    None where the store does not say. An ``archived`` rollout is counted as it was when it was packed.
     """
 
     rollout: str
@@ -73,6 +77,7 @@ class RolloutSummary:
     last_modified: float | None
     damaged: tuple[DamagedObject, ...]
     foreign: tuple[str, ...]
+    archived: bool = False
 
     @property
     def sound(self) -> bool:
@@ -83,8 +88,8 @@ class RolloutSummary:
 def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
     """Yield the runs below ``prefix`` (as in the url), in order of their names; folders of others are passed over.
 
-    So are the empty folders that some stores keep of a run that was removed. One LIST for each shard of each run, no
-    bodies. Raise ``StoreError``.
+    So are the empty folders that some stores keep of a run that was removed. One LIST for each shard of each run, and
+    the indexes of its archive; no bodies. Raise ``StoreError``.
     """
     folder = run_folder(prefix)
     for path in reader.folders(folder):
@@ -92,87 +97,49 @@ def list_runs(reader: Reader, prefix: str) -> Iterator[RunSummary]:
             keys = RunKeys(prefix, validate_run(unescape(path[len(folder) :].removesuffix("/"))))
         except (InvalidIdError, ValueError):
             continue
-        below = set(keys.parts).intersection(reader.folders(keys.root))
-        if not below:
-            continue
-        summary = _run_summary(reader, keys, with_attempts=keys.attempts in below)
-        if summary.rollouts or summary.bytes or _holds_objects(reader, below - {keys.attempts}):
+        run = StoredRun(reader, keys)
+        summary = _run_summary(run)
+        if summary.rollouts or summary.bytes or run.exists():
             yield summary
 
 
 def run_exists(reader: Reader, keys: RunKeys) -> bool:
     """Whether anything that makes it a run is stored under its name. Raise ``StoreError``."""
-    return _holds_objects(reader, set(keys.parts).intersection(reader.folders(keys.root)))
+    return StoredRun(reader, keys).exists()
 
 
-def _holds_objects(reader: Reader, folders: Iterable[str]) -> bool:
-    return any(reader.list(folder, "look for a run") for folder in sorted(folders))
-
-
-def _run_summary(reader: Reader, keys: RunKeys, *, with_attempts: bool) -> RunSummary:
-    what = f"list of run {keys.run!r}"
-
-    def count(shard: str) -> tuple[int, int, int, float | None]:
-        rows = reader.list(shard, what)
-        parsed = [found for row in rows if (found := parse(keys.root, row.key)) is not None]
-        rollouts = {found.rollout for found in parsed}
-        return len(rollouts), sum(f.kind is Kind.CALL for f in parsed), sum(r.size for r in rows), _newest(rows)
-
+def _run_summary(run: StoredRun) -> RunSummary:
+    strays: list[str] = []
     rollouts = calls = size = 0
     newest: float | None = None
-    for more in reader.map(count, reader.folders(keys.attempts) if with_attempts else ()):
-        rollouts, calls, size = rollouts + more[0], calls + more[1], size + more[2]
-        newest = max(filter(None, (newest, more[3])), default=None)
-    return RunSummary(keys.run, rollouts, calls, size, newest)
+    for rollout in run.rollouts(on_stray=strays.append):
+        rollouts += 1
+        size += sum(row.size for row in rollout.rows)
+        parsed = (parse(run.keys.root, row.key) for row in rollout.rows)
+        calls += sum(found is not None and found.kind is Kind.CALL for found in parsed)
+        newest = max(filter(None, (newest, newest_of(rollout.rows))), default=None)
+    return RunSummary(run.keys.run, rollouts, calls, size, newest)
 
 
 def list_rollouts(
     reader: Reader, keys: RunKeys, *, on_stray: Callable[[str], None] = lambda _: None
 ) -> Iterator[RolloutSummary]:
-    """Yield every rollout of a run, shard by shard, and by id within one.
+    """Yield every rollout of a run, live or archived, shard by shard, and by id within one.
 
     Reads, beside the listings, the decisions and the outcomes small enough to be a seal. ``on_stray`` is told every
     key among the attempts that belongs to no rollout. Raise ``StoreError``; a damaged object is in the summary.
     """
-    what = f"list of run {keys.run!r}"
-
-    def of_shard(shard: str) -> tuple[list[RolloutSummary], list[str]]:
-        grouped, strays = _by_rollout(keys, reader.list(shard, what))
-        get = getter(reader, what)
-        return [summarize(keys.rollout(rollout), rows, get) for rollout, rows in sorted(grouped.items())], strays
-
-    for summaries, strays in reader.map(of_shard, reader.folders(keys.attempts)):
-        for key in strays:
-            on_stray(key)
-        yield from summaries
+    return reader.map(summary_of, StoredRun(reader, keys).rollouts(on_stray=on_stray))
 
 
-def _by_rollout(keys: RunKeys, rows: tuple[ObjectInfo, ...]) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
-    grouped: dict[str, list[ObjectInfo]] = {}
-    unknown: list[ObjectInfo] = []
-    for row in rows:
-        parsed = parse(keys.root, row.key)
-        if parsed is None:
-            unknown.append(row)
-        else:
-            grouped.setdefault(parsed.rollout_id, []).append(row)
-    bases = {keys.rollout(rollout).base: rollout for rollout in grouped} if unknown else {}
-    strays: list[str] = []
-    for row in unknown:
-        owner = next((rollout for base, rollout in bases.items() if row.key.startswith(base)), None)
-        if owner is None:
-            strays.append(row.key)
-        else:
-            grouped[owner].append(row)
-    return grouped, strays
+def summary_of(rollout: StoredRollout) -> RolloutSummary:
+    """Count one rollout; reads its decisions and its small outcomes. Raise ``StoreError``."""
+    return summarize(rollout.keys, rollout.rows, rollout.get, archived=rollout.archived)
 
 
-def getter(reader: Reader, what: str) -> Callable[[str], bytes | None]:
-    """Return the function that reads a key for ``what``."""
-    return lambda key: reader.get(key, what)
-
-
-def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str], bytes | None]) -> RolloutSummary:
+def summarize(
+    keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str], bytes | None], *, archived: bool = False
+) -> RolloutSummary:
     """Count one rollout from the rows of its LIST; ``get`` reads what else is needed."""
     seen, judge = survey(keys, rows), Judge(get)
     stands = standing(keys, seen, judge)
@@ -208,18 +175,22 @@ def summarize(keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str]
         version=seen.version(manifest) if manifest is not None and state is State.FROZEN else None,
         incomplete=bool(found),
         incomplete_reasons=found,
-        last_modified=_newest(rows),
+        last_modified=newest_of(rows),
         damaged=judge.list(),
         foreign=tuple(sorted(seen.foreign)),
+        archived=archived,
     )
 
 
-def _newest(rows: Sequence[ObjectInfo]) -> float | None:
+def newest_of(rows: Sequence[ObjectInfo]) -> float | None:
     """The last change of any row in Unix seconds; None where stamps are no times (the memory store)."""
-    times = []
-    for stamp in {row.stamp.partition("/")[0] for row in rows}:
-        try:
-            times.append(datetime.fromisoformat(stamp).timestamp())
-        except ValueError:
-            continue
-    return max(times, default=None)
+    stamps = {row.stamp.partition("/")[0]: row for row in rows}
+    return max(filter(None, map(stored_at, stamps.values())), default=None)
+
+
+def stored_at(row: ObjectInfo) -> float | None:
+    """When the store says that ``row`` was created, in Unix seconds; None where it does not say."""
+    try:
+        return datetime.fromisoformat(row.stamp.partition("/")[0]).timestamp()
+    except ValueError:
+        return None

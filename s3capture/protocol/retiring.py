@@ -7,9 +7,11 @@ late first put of a begun call, which looks at nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from s3capture.effects import Create, Created, Delete, Deleted, Get, List, Steps
+from s3capture.effects import Create, Created, Delete, Deleted, Get, List, ObjectInfo, Steps
+from s3capture.errors import CorruptObjectError
 from s3capture.keys import Kind, RolloutKeys, parse
 from s3capture.protocol import bodies
 from s3capture.protocol.bodies import Manifest, Origin
@@ -88,14 +90,18 @@ def drop(keys: RolloutKeys, snapshot_id: str, version: int, origin: Origin, *, k
         return Dropped(False, f"the rollout changed after version {version}")
     if keep:
         return Dropped(True)
-    seals = yield from _seals(keys, seen)
+    seals = yield from seals_of(keys, seen)
     return Dropped(True, left=(yield from _sweep(keys, seen, seals)))
 
 
 def retire(keys: RolloutKeys, origin: Origin, *, keep: bool) -> Steps[Removal]:
-    """Retire the rollout whatever its state; repeating it finishes what a dead process left, and no more."""
+    """Retire the rollout whatever its state; repeating it finishes what a dead process left, and no more.
+
+    The decision says whether the records were to stay (``keep``), so that whoever finds them later can tell a
+    retirement that was cut short from one that left them on purpose.
+    """
     yield from create_or_adopt_announcement(keys, origin, "retire")
-    yield (Create(keys.retired, bodies.fence("retired", keys, origin)),)
+    yield (Create(keys.retired, bodies.fence("retired", keys, origin, keep=keep)),)
     seen = yield from look(keys)
     open_calls = sorted(seen.open_calls)
     if open_calls:
@@ -103,12 +109,12 @@ def retire(keys: RolloutKeys, origin: Origin, *, keep: bool) -> Steps[Removal]:
         if not all(isinstance(made, Created) for made in answers):
             # A put was faster, or another retirer: look again, so that what is swept is what is there.
             seen = yield from look(keys)
-    seals = yield from _seals(keys, seen)
+    seals = yield from seals_of(keys, seen)
     left = () if keep else (yield from _sweep(keys, seen, seals))
     return Removal(_has_records(seen, seals), left)
 
 
-def _seals(keys: RolloutKeys, seen: Survey) -> Steps[frozenset[str]]:
+def seals_of(keys: RolloutKeys, seen: Survey) -> Steps[frozenset[str]]:
     """Which of the listed outcomes are seals; reads only those small enough to be one."""
     small = seen.small_outcomes
     if not small:
@@ -126,18 +132,24 @@ def _has_records(seen: Survey, seals: frozenset[str]) -> bool:
     return bool(seen.intents or seen.conflicts or seen.marks or seen.outcomes.keys() - seals)
 
 
-def _sweep(keys: RolloutKeys, seen: Survey, seals: frozenset[str]) -> Steps[tuple[tuple[str, str], ...]]:
-    """Delete the records of a retired rollout; fences and seals stay."""
-    (answer,) = yield (List(keys.lineage_base),)
-    doomed = [
+def records_of(
+    keys: RolloutKeys, seen: Survey, markers: Iterable[ObjectInfo], seals: frozenset[str]
+) -> tuple[str, ...]:
+    """The keys that may go once a rollout is retired: all that is ours but fences and seals."""
+    own = (
         row.key
         for row in seen.objects
         if (parsed := parse(keys.of.root, row.key)) is not None
         and parsed.kind in (Kind.INTENT, Kind.CALL, Kind.CONFLICT, Kind.MARK)
         and not (parsed.kind is Kind.CALL and parsed.call in seals)
-    ]
-    doomed.extend(row.key for row in listed(answer))
-    return (yield from _delete(doomed))
+    )
+    return (*own, *(row.key for row in markers))
+
+
+def _sweep(keys: RolloutKeys, seen: Survey, seals: frozenset[str]) -> Steps[tuple[tuple[str, str], ...]]:
+    """Delete the records of a retired rollout; fences and seals stay."""
+    (answer,) = yield (List(keys.lineage_base),)
+    return (yield from _delete(list(records_of(keys, seen, listed(answer), seals))))
 
 
 def _delete(doomed: list[str]) -> Steps[tuple[tuple[str, str], ...]]:
@@ -155,7 +167,11 @@ def delete(keys: RolloutKeys) -> Steps[Removal]:
     """
     answers = yield (List(keys.base), List(keys.lineage_base))
     seen = rows(keys, answers[0])
-    had_records = _has_records(seen, (yield from _seals(keys, seen)))
+    try:
+        seals = yield from seals_of(keys, seen)
+    except CorruptObjectError:
+        seals = frozenset()  # only what is reported hangs on it: damage does not keep a rollout from being deleted
+    had_records = _has_records(seen, seals)
     fences = [row.key for row in seen.objects if row.key.startswith(keys.fences)]
     records = [row.key for row in seen.objects if not row.key.startswith(keys.fences)]
     records.extend(row.key for row in listed(answers[1]))

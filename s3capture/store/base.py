@@ -40,6 +40,10 @@ class Store(Protocol):
         """Return the body of ``key``, or None when there is no such key."""
         ...
 
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """Return ``length`` bytes of ``key`` from ``start``, or None when there is no such key."""
+        ...
+
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return every key under ``prefix``, each once, in no order."""
         ...

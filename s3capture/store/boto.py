@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CaptureError, StoreConfigError
 from s3capture.settings import Settings
+from s3capture.store.base import TransientStoreError
 from s3capture.store.boto_client import ClientBox
 from s3capture.store.boto_errors import classify, code_of, is_denied, needs_new_credentials, one_line, status_of
 from s3capture.store.boto_list import pages
@@ -49,16 +50,21 @@ class BotoStore:
     session is not safe to use from threads. It is made anew when its credentials have expired.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, storage_class: str | None = None) -> None:
+        """Take checked settings; ``storage_class`` is S3's name of the class that objects are created in."""
         self._settings = settings
         self._box = ClientBox(settings)
         self._answered = False
         self._single_deletes = False
         owner = settings.expected_bucket_owner
         self._common: dict[str, Any] = {"Bucket": settings.bucket} | ({"ExpectedBucketOwner": owner} if owner else {})
-        self._encryption: dict[str, Any] = {
+        self._as_stored: dict[str, Any] = {
             name: value
-            for name, value in (("ServerSideEncryption", settings.sse), ("SSEKMSKeyId", settings.sse_kms_key_id))
+            for name, value in (
+                ("ServerSideEncryption", settings.sse),
+                ("SSEKMSKeyId", settings.sse_kms_key_id),
+                ("StorageClass", storage_class),
+            )
             if value is not None
         }
 
@@ -82,8 +88,8 @@ class BotoStore:
                     Key=key,
                     Body=body,
                     IfNoneMatch="*",
-                    ContentType="application/zstd" if body else "application/octet-stream",
-                    **self._encryption,
+                    ContentType=_content_type(key, body),
+                    **self._as_stored,
                     **self._common,
                 )
             except ClientError as error:
@@ -121,6 +127,30 @@ class BotoStore:
                 raise StoreConfigError(
                     f"cannot read {key!r} in {self.describe()}: it has {declared or 'more than the allowed'} bytes, "
                     f"above {limit:,}, twice max_object_bytes; raise max_object_bytes if the object is ours"
+                )
+            return body
+
+        return self._perform("get", key, read)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """Return ``length`` bytes of ``key`` from ``start``, or None when the store says NoSuchKey.
+
+        A reply that is not exactly the range is a ``TransientStoreError``: a store that knows no ranges sends it all.
+        """
+
+        def read(client: S3Client) -> bytes | None:
+            try:
+                reply = client.get_object(Key=key, Range=f"bytes={start}-{start + length - 1}", **self._common)
+            except ClientError as error:
+                if code_of(error) == "NoSuchKey" and status_of(error) == 404:
+                    return None
+                raise
+            with closing(reply["Body"]) as stream:
+                body = stream.read(length + 1)
+            if len(body) != length or not str(reply.get("ContentRange", "")).startswith(f"bytes {start}-"):
+                raise TransientStoreError(
+                    f"cannot read bytes {start:,} to {start + length:,} of {key!r} in {self.describe()}: the reply "
+                    f"holds {len(body):,} bytes and says {reply.get('ContentRange')!r}"
                 )
             return body
 
@@ -250,6 +280,12 @@ class BotoStore:
                 "%s refuses DeleteObjects (%s %s); deleting key by key instead, which is slower",
                 *(self.describe(), status_of(error), code_of(error)),
             )
+
+
+def _content_type(key: str, body: bytes) -> str:
+    if key.endswith(".parquet"):
+        return "application/vnd.apache.parquet"
+    return "application/zstd" if body else "application/octet-stream"
 
 
 def _refuses_batches(error: ClientError) -> bool:

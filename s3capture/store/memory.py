@@ -36,6 +36,11 @@ class MemoryStore:
             found = self._objects.get(key)
         return None if found is None else found[0]
 
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """See ``Store.get_range``."""
+        body = self.get(key)
+        return None if body is None else body[start : start + length]
+
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """See ``Store.list``."""
         with self._lock:

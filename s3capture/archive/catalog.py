@@ -1,0 +1,205 @@
+"""The archive of one run, as the views need it: which rollouts it speaks for, their rows, and their bodies.
+
+The rule of this module: a pack speaks for the rollouts that are listed as done for it, and for no other: whatever else
+it holds is a copy of what is still live, or was changed or taken away by others after it was packed. What several packs
+say of one rollout is one: a key has one content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from s3capture.archive import decisions
+from s3capture.archive.format import body_of, read_index
+from s3capture.archive.packs import Cache, PackReader
+from s3capture.effects import ObjectInfo
+from s3capture.errors import CorruptObjectError
+from s3capture.keys import Kind, PackName, RolloutKeys, RunKeys, parse, position, shard
+from s3capture.reader import Reader
+from s3capture.stored.run import Packed
+
+_INDEX_BYTES = 96 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index in memory: its table, and where the rows of each rollout start and end."""
+
+    table: Any
+    spans: Mapping[str, tuple[int, int]]
+
+    def of_shard(self, hh: str) -> Iterator[str]:
+        """The rollouts of one shard."""
+        return (rollout for rollout in self.spans if shard(rollout) == hh)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One rollout in one pack. ``places`` holds, by key, the row group and, where it is known, framing and content."""
+
+    name: PackName
+    rows: dict[str, ObjectInfo]
+    places: dict[str, tuple[int, bool, bytes | None]]
+
+
+class PackCatalog:
+    """See ``s3capture.stored.run.Catalog``; safe to share between threads. ``rows`` are the LIST of the archive."""
+
+    def __init__(self, reader: Reader, keys: RunKeys, rows: Iterable[ObjectInfo]) -> None:
+        self._reader, self.keys = reader, keys
+        self.what = f"reading of the archive of run {keys.run!r}"
+        self.packs: dict[PackName, int] = {}
+        self.indexes: dict[PackName, ObjectInfo] = {}
+        self.done_keys: dict[PackName, list[str]] = {}
+        self.tombstones: dict[str, list[str]] = {}
+        self.foreign: list[str] = []
+        for row in rows:
+            self._sort(row)
+        self._packs = PackReader(reader, keys, self.packs)
+        self._tables: Cache[Index] = Cache(_INDEX_BYTES, lambda index: int(index.table.nbytes) + 200 * len(index.spans))
+        self._done: Cache[Mapping[str, frozenset[str]]] = Cache(1024, lambda _: 1)
+
+    def _sort(self, row: ObjectInfo) -> None:
+        parsed = parse(self.keys.root, row.key)
+        name = PackName.of(parsed.detail) if parsed is not None else None
+        match parsed.kind if parsed else None:
+            case Kind.ARCHIVE_PACK if name:
+                self.packs[name] = row.size
+            case Kind.ARCHIVE_INDEX if name:
+                self.indexes[name] = row
+            case Kind.ARCHIVE_DONE if name:
+                self.done_keys.setdefault(name, []).append(row.key)
+            case Kind.ARCHIVE_DELETED if parsed:
+                self.tombstones.setdefault(parsed.rollout_id, []).append(row.key)
+            case _:
+                self.foreign.append(row.key)
+
+    def shards(self) -> frozenset[str]:
+        """See ``Catalog``."""
+        numbers: set[int] = set()
+        for name in self.indexes:
+            numbers.update(range(int(name.first[:2], 16), int(name.last[:2], 16) + 1))
+        return frozenset(f"{number:02x}" for number in numbers)
+
+    def of_shard(self, hh: str) -> Mapping[str, Packed]:
+        """See ``Catalog``. Raise ``StoreError``; a damaged index raises ``CorruptObjectError``."""
+        rollouts: dict[str, list[PackName]] = {}
+        for name in sorted(self.indexes):
+            if name.covers(hh, hh):
+                for rollout in self.index(name).of_shard(hh):
+                    rollouts.setdefault(rollout, []).append(name)
+        found = {rollout: self._packed(self.keys.rollout(rollout), names) for rollout, names in rollouts.items()}
+        return {rollout: packed for rollout, packed in found.items() if packed is not None}
+
+    def of_rollout(self, rollout_id: str) -> Packed | None:
+        """See ``Catalog``."""
+        return self._packed(self.keys.rollout(rollout_id), self.naming(rollout_id))
+
+    def naming(self, rollout_id: str) -> list[PackName]:
+        """The packs that hold anything of a rollout, and were not told to forget it, whoever speaks for it."""
+        at = position(rollout_id)
+        names = [n for n in sorted(self.indexes) if n.covers(at, at) and rollout_id in self.index(n).spans]
+        gone = self.deleted_from(rollout_id)
+        return [name for name in names if str(name) not in gone]
+
+    def deleted_from(self, rollout_id: str) -> frozenset[str]:
+        """The names of the packs that a rollout was deleted from."""
+        return frozenset(
+            name
+            for key in self.tombstones.get(rollout_id, ())
+            if (body := self._reader.get(key, self.what)) is not None
+            for name in decisions.read_deleted(key, body)
+        )
+
+    def done(self, name: PackName) -> Mapping[str, frozenset[str]]:
+        """The rollouts that were listed as done when a pack was, each with the names of all its packs."""
+        return self._done.get(name, lambda: self._read_done(name))
+
+    def index(self, name: PackName) -> Index:
+        """The index of a pack. Raise ``CorruptObjectError`` when it is damaged or gone."""
+        return self._tables.get(name, lambda: self._read_index(name))
+
+    def found(self, keys: RolloutKeys, name: PackName) -> Found:
+        """What a pack holds of a rollout."""
+        index = self.index(name)
+        start, stop = index.spans[keys.rollout_id]
+        table = index.table.slice(start, stop - start)
+        names = ("place", "stamp", "size", "framed", "content", "row_group")
+        columns = [table.column(column).to_pylist() for column in names]
+        rows: dict[str, ObjectInfo] = {}
+        places: dict[str, tuple[int, bool, bytes | None]] = {}
+        for place, stamp, size, framed, content, group in zip(*columns, strict=True):
+            key = keys.at(place)
+            rows[key] = ObjectInfo(key, size, stamp)
+            places[key] = (group, framed, content)
+        return Found(name, rows, places)
+
+    def _packed(self, keys: RolloutKeys, names: list[PackName]) -> Packed | None:
+        gone = self.deleted_from(keys.rollout_id) if keys.rollout_id in self.tombstones else frozenset()
+        speaking = {listed for name in names for listed in self.done(name).get(keys.rollout_id, ())} - gone
+        told = [self.found(keys, name) for name in names if str(name) in speaking]
+        if not told:
+            return None
+        rows: dict[str, ObjectInfo] = {}
+        for one in told:
+            rows = {**one.rows, **rows}
+        return Packed(rows, partial(self._unpack, keys, tuple(told)))
+
+    def _unpack(self, keys: RolloutKeys, told: tuple[Found, ...], wanted: Iterable[str]) -> dict[str, bytes]:
+        bodies_: dict[str, bytes] = {}
+        missing: dict[tuple[PackName, int], dict[str, str]] = {}
+        for key in wanted:
+            one = next((one for one in told if key in one.places), None)
+            if one is None:
+                continue
+            group, framed, content = one.places[key]
+            if content is not None:
+                bodies_[key] = body_of(framed, content)
+            else:
+                missing.setdefault((one.name, group), {})[keys.place(key) or ""] = key
+        for (name, group), places in missing.items():
+            bodies_ |= self._of_group(keys, name, group, places)
+        return bodies_
+
+    def _of_group(self, keys: RolloutKeys, name: PackName, group: int, places: dict[str, str]) -> dict[str, bytes]:
+        table = self._packs.group(name, group)
+        rollouts, names = table.column("rollout").to_pylist(), table.column("place").to_pylist()
+        found: dict[str, bytes] = {}
+        for row, (rollout, place) in enumerate(zip(rollouts, names, strict=True)):
+            if rollout == keys.rollout_id and place in places:
+                framed, content = table.column("framed")[row].as_py(), table.column("content")[row].as_py()
+                found[places[place]] = body_of(framed, content)
+        if lost := places.keys() - {keys.place(key) for key in found}:
+            raise CorruptObjectError(
+                f"{self.keys.archive.pack(name)}: does not hold {sorted(lost)[0]!r} of rollout {keys.rollout_id!r}, "
+                f"which its index places in row group {group}"
+            )
+        return found
+
+    def _read_done(self, name: PackName) -> dict[str, frozenset[str]]:
+        listed: dict[str, frozenset[str]] = {}
+        for key in self.done_keys.get(name, ()):
+            body = self._reader.get(key, self.what)
+            for rollout, names in (decisions.read_done(key, body) if body is not None else {}).items():
+                listed[rollout] = listed.get(rollout, frozenset()) | frozenset(names)
+        return listed
+
+    def _read_index(self, name: PackName) -> Index:
+        key = self.keys.archive.index(name)
+        body = self._reader.get(key, self.what)
+        if body is None:
+            raise CorruptObjectError(f"{key}: the archive needs this object and it is gone")
+        table = read_index(key, body, self.keys)
+        spans: dict[str, tuple[int, int]] = {}
+        start, of = 0, None
+        for row, rollout in enumerate([*table.column("rollout").to_pylist(), None]):
+            if rollout != of:
+                if of is not None:
+                    if of in spans:
+                        raise CorruptObjectError(f"{key}: the rows of rollout {of!r} do not lie together")
+                    spans[of] = (start, row)
+                start, of = row, rollout
+        return Index(table, spans)

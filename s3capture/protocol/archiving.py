@@ -1,0 +1,76 @@
+"""Archive: survey, pack (announce), retire (decide), list as done, and only then delete.
+
+The rule of this module: a pack says of a rollout what a survey found, and the rollout is retired for exactly that: a
+frozen one by a drop at the version that was surveyed, one that was retired before by what retired it. A mark or put
+that was acknowledged and is not in the pack makes the drop refuse, and then the rollout stays live and the pack says
+nothing of it. Only keys that are in the pack are deleted, so whatever lands late stays as the evidence it is.
+
+The order of effects: ``{create pack}``, ``{create index}``, ``settle``, ``{create done}``, ``take_away``. Whoever dies
+before ``done`` leaves every record live; whoever dies behind it leaves copies, which the next run takes away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from s3capture.effects import Delete, Deleted, Get, List, ObjectInfo, Steps
+from s3capture.keys import RolloutKeys
+from s3capture.protocol import bodies
+from s3capture.protocol.bodies import Origin
+from s3capture.protocol.freezing import is_retired
+from s3capture.protocol.retiring import drop, records_of, seals_of
+from s3capture.protocol.steps import found, listed, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Packable:
+    """What is to be packed of a rollout: ``rows`` of the attempt and of its markers.
+
+    ``records`` are the keys that may be deleted once the archive speaks for the rollout: everything but fences and
+    seals, which go on refusing late writers. ``snapshot_id`` and ``version`` are set when the rollout is frozen and
+    still to be retired, empty and 0 when it is retired.
+    """
+
+    rows: tuple[ObjectInfo, ...]
+    records: frozenset[str]
+    snapshot_id: str = ""
+    version: int = 0
+
+
+def examine(keys: RolloutKeys) -> Steps[Packable | str]:
+    """Survey a rollout for packing, or return why there is nothing to pack."""
+    answers = yield (List(keys.base), List(keys.lineage_base))
+    seen, markers = rows(keys, answers[0]), listed(answers[1])
+    seals = yield from seals_of(keys, seen)
+    records = frozenset(records_of(keys, seen, markers, seals))
+    if not records:
+        return "its records are gone or were archived"
+    everything = (*(row for row in seen.objects if row.key not in seen.foreign), *markers)
+    if (yield from is_retired(keys, seen)):
+        return Packable(everything, records)
+    if not seen.frozen:
+        return "it is not frozen"
+    (answer,) = yield (Get(keys.frozen),)
+    body = found(answer)
+    if body is None:
+        return "it is being retired"
+    manifest = bodies.read_manifest(keys, body)
+    return Packable(everything, records, manifest.snapshot_id, seen.version(manifest))
+
+
+def settle(keys: RolloutKeys, packable: Packable, origin: Origin) -> Steps[bool]:
+    """Retire the rollout for what was packed; False when it changed since, and is live. Call it behind the index."""
+    if packable.snapshot_id:
+        dropped = yield from drop(keys, packable.snapshot_id, packable.version, origin, keep=True)
+        return dropped.retired
+    (answer,) = yield (List(keys.fences),)
+    # It was retired when it was surveyed; only a deletion of the rollout can have undone that.
+    return (yield from is_retired(keys, rows(keys, answer)))
+
+
+def take_away(packed: frozenset[str]) -> Steps[tuple[tuple[str, str], ...]]:
+    """Delete records that the archive holds; return those that the store kept, with reasons. Call it behind done."""
+    if not packed:
+        return ()
+    (answer,) = yield (Delete(tuple(sorted(packed))),)
+    return answer.failed if isinstance(answer, Deleted) else ()

@@ -1,0 +1,140 @@
+"""All rollouts of a run, shard by shard: what is live, and what the archive speaks for.
+
+The rule of this module: for a rollout that the archive speaks for, the packed rows are the rollout; a live row counts
+beside them when it is a record that no pack holds (it came late, and is evidence), and a fence never does: those that
+are live and not packed are the archive's own retirement. Rollouts that it does not speak for are what is live.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from s3capture.effects import ObjectInfo
+from s3capture.keys import RunKeys, parse
+from s3capture.reader import Reader
+from s3capture.stored.rollout import StoredRollout
+
+SHARDS = tuple(f"{number:02x}" for number in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What the archive says of one rollout: its rows by key (attempt and markers), and how their bodies are read."""
+
+    rows: Mapping[str, ObjectInfo]
+    unpack: Callable[..., Mapping[str, bytes]]
+
+
+class Catalog(Protocol):
+    """The archive of one run, as the views need it."""
+
+    def shards(self) -> frozenset[str]:
+        """The shards that packs may hold rollouts of."""
+        ...
+
+    def of_shard(self, hh: str) -> Mapping[str, Packed]:
+        """What the archive speaks for in one shard, by rollout id."""
+        ...
+
+    def of_rollout(self, rollout_id: str) -> Packed | None:
+        """What the archive says of one rollout, if it speaks for it."""
+        ...
+
+
+class StoredRun:
+    """One run, for reading; safe to use from the threads of ``reader.map``. It does no I/O until it is asked."""
+
+    def __init__(self, reader: Reader, keys: RunKeys) -> None:
+        self.reader, self.keys = reader, keys
+        self._lock = threading.Lock()
+        self._catalog: Catalog | None = None
+        self._looked = False
+
+    @property
+    def what(self) -> str:
+        """What is being read, for errors."""
+        return f"list of run {self.keys.run!r}"
+
+    def exists(self) -> bool:
+        """Whether anything that makes it a run is stored under its name. Raise ``StoreError``."""
+        folders = set(self.keys.parts).intersection(self.reader.folders(self.keys.root))
+        return any(self.reader.list(folder, "look for a run") for folder in sorted(folders))
+
+    def shards(self) -> tuple[str, ...]:
+        """The shards that hold rollouts, in order. Raise ``StoreError``."""
+        start = len(self.keys.attempts)
+        # A folder that is no shard is still listed, so that what lies in it is told.
+        live = {folder[start:].removesuffix("/") for folder in self.reader.folders(self.keys.attempts)}
+        catalog = self.catalog()
+        return tuple(sorted(live | (catalog.shards() if catalog else frozenset())))
+
+    def shard(self, hh: str) -> tuple[list[StoredRollout], list[str]]:
+        """Return the rollouts of one shard by id, and the keys in it that belong to none. Raise ``StoreError``."""
+        live, strays = _by_rollout(self.keys, self.reader.list(self.keys.attempts_shard(hh), self.what))
+        catalog = self.catalog()
+        packed = catalog.of_shard(hh) if catalog else {}
+        return [
+            self._stored(rollout, live.get(rollout, ()), packed.get(rollout)) for rollout in sorted({*live, *packed})
+        ], strays
+
+    def rollouts(self, *, on_stray: Callable[[str], None] = lambda _: None) -> Iterator[StoredRollout]:
+        """Yield every rollout, shard by shard, and by id within one; shards are listed ahead, in parallel.
+
+        ``on_stray`` is told every key among the attempts that belongs to no rollout. Raise ``StoreError``.
+        """
+        for rollouts, strays in self.reader.map(self.shard, self.shards()):
+            for key in strays:
+                on_stray(key)
+            yield from rollouts
+
+    def rollout(self, rollout_id: str) -> StoredRollout:
+        """Return one rollout; without rows when nothing is stored under the id. Raise ``StoreError``."""
+        live = self.reader.list(self.keys.rollout(rollout_id).base, self.what)
+        catalog = self.catalog()
+        return self._stored(rollout_id, live, catalog.of_rollout(rollout_id) if catalog else None)
+
+    def catalog(self) -> Catalog | None:
+        """The archive of the run, or None when nothing was ever packed. Raise ``StoreError``, ``MissingExtraError``."""
+        with self._lock:
+            if not self._looked:
+                rows = self.reader.list(self.keys.archive.base, self.what)
+                if rows:
+                    from s3capture.archive.catalog import PackCatalog  # noqa: PLC0415 - only archives need pyarrow
+
+                    self._catalog = PackCatalog(self.reader, self.keys, rows)
+                self._looked = True
+            return self._catalog
+
+    def _stored(self, rollout_id: str, live: tuple[ObjectInfo, ...], packed: Packed | None) -> StoredRollout:
+        keys = self.keys.rollout(rollout_id)
+        if packed is None:
+            return StoredRollout(keys, live, self.reader, live)
+        extra = [row for row in live if row.key not in packed.rows and not row.key.startswith(keys.fences)]
+        own = [row for key, row in packed.rows.items() if key.startswith(keys.base)]
+        markers = tuple(row for key, row in packed.rows.items() if not key.startswith(keys.base))
+        return StoredRollout(
+            keys, (*own, *extra), self.reader, live, True, frozenset(packed.rows), markers, packed.unpack
+        )
+
+
+def _by_rollout(keys: RunKeys, rows: tuple[ObjectInfo, ...]) -> tuple[dict[str, tuple[ObjectInfo, ...]], list[str]]:
+    grouped: dict[str, list[ObjectInfo]] = {}
+    unknown: list[ObjectInfo] = []
+    for row in rows:
+        parsed = parse(keys.root, row.key)
+        if parsed is None:
+            unknown.append(row)
+        else:
+            grouped.setdefault(parsed.rollout_id, []).append(row)
+    bases = {keys.rollout(rollout).base: rollout for rollout in grouped} if unknown else {}
+    strays: list[str] = []
+    for row in unknown:
+        owner = next((rollout for base, rollout in bases.items() if row.key.startswith(base)), None)
+        if owner is None:
+            strays.append(row.key)
+        else:
+            grouped[owner].append(row)
+    return {rollout: tuple(found) for rollout, found in grouped.items()}, strays

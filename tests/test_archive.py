@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 from captures import answered, entry
-from inspected import KEYS, PREFIX, RUN, fill, stored
+from inspected import HIDDEN, KEYS, PREFIX, RUN, fill, stored
 
 from s3capture import S3TokenSink, S3TokenSource
 from s3capture.archive.archiver import Archiver
 from s3capture.archive.catalog import PackCatalog
 from s3capture.archive.commit import Report
+from s3capture.archive.deletion import ArchiveDeletion
 from s3capture.archive.hand import Hand
 from s3capture.archive.plan import Planner, Verdict
-from s3capture.errors import CorruptObjectError, TokenCaptureFrozenError, TokenCaptureRetiredError, UnknownFormatError
+from s3capture.errors import CorruptObjectError, TokenCaptureFrozenError, TokenCaptureRetiredError
 from s3capture.inspection import RolloutDetail, RolloutSummary, detail_of, list_rollouts
 from s3capture.keys import Kind, parse
+from s3capture.local import EmbeddedServer
 from s3capture.reader import Reader
+from s3capture.settings import Settings
+from s3capture.store.boto import BotoStore
 from s3capture.store.memory import MemoryStore
 from s3capture.stored import Selection, StoredRun
 
@@ -344,13 +348,70 @@ def test_a_damaged_pack_is_told_for_its_rollouts_only(store: MemoryStore, bend: 
             detail_of(run.rollout("busy"))
 
 
-def test_an_archive_of_the_future_is_refused(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of an unknown format version is an error that says to upgrade."""
+def test_an_archive_of_the_future_is_told_and_the_rest_is_read(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index of an unknown format version is told with the advice to upgrade, and hides its own rollouts only."""
     monkeypatch.setattr("s3capture.archive.format.FORMAT", 2)
     archive(store)
     monkeypatch.undo()
-    with pytest.raises(UnknownFormatError, match="upgrade s3capture"):
-        summaries(store)
+    told: dict[str, str] = {}
+    with Reader(store) as reader:
+        found = {s.rollout: s for s in list_rollouts(reader, KEYS, on_problem=told.__setitem__)}
+    assert found["open"].calls == 1 and not found["busy"].archived
+    ((key, problem),) = told.items()
+    assert "/archive/index/" in key and "upgrade s3capture" in problem
+
+
+def test_a_damaged_list_is_told_and_keeps_every_pack(store: MemoryStore) -> None:
+    """Where it is not known for whom the archive speaks, the run is listed, the damage told, and no pack may go."""
+    archive(store)
+    (done,) = [row.key for row in store.list(KEYS.archive.base) if "/done/" in row.key]
+    store.overwrite(done, b"no list")
+    told: dict[str, str] = {}
+    with Reader(store) as reader:
+        assert "open" in {s.rollout for s in list_rollouts(reader, KEYS, on_problem=told.__setitem__)}
+        assert [*told] == [done]
+        catalog = StoredRun(reader, KEYS).catalog()
+        assert isinstance(catalog, PackCatalog)
+        assert ArchiveDeletion(catalog, store.create, lambda: HIDDEN).sweepable(2**40) == []
+
+
+def test_a_rollout_deleted_by_name_is_gone_from_the_archive_and_its_pack_when_the_last_is(
+    bucket: str, seaweed: EmbeddedServer
+) -> None:
+    """A deleted rollout is hidden at once, the others stay; once all of a pack are deleted, the pack may go, then the
+    tombstones, and until then nothing of the archive may."""
+    settings = Settings.of(url=f"s3://{bucket}/{PREFIX}", run=RUN, endpoint_url=seaweed.endpoint_url)
+    store = BotoStore(settings)
+    asyncio.run(fill(url=settings.url, endpoint_url=seaweed.endpoint_url))
+    with Reader(store) as reader, Hand(store) as hand:
+        assert Archiver(StoredRun(reader, KEYS), hand).archive(DECIDED).archived == 2
+
+        def deletion() -> tuple[StoredRun, ArchiveDeletion]:
+            run = StoredRun(reader, KEYS)
+            catalog = run.catalog()
+            assert isinstance(catalog, PackCatalog)
+            return run, ArchiveDeletion(catalog, store.create, hand.origin)
+
+        run, of = deletion()
+        assert of.holds("busy") and not of.holds("open")
+        of.forget(["busy", "open"])
+        run, of = deletion()
+        assert not of.holds("busy") and not run.rollout("busy").archived and run.rollout("late").archived
+        assert of.sweepable(2**40) == []
+        of.forget(["late"])
+        run, of = deletion()
+        assert of.sweepable(0) == []
+        going = of.sweepable(2**40)
+        assert {parsed.kind for key in going if (parsed := parse(KEYS.root, key))} == {
+            Kind.ARCHIVE_INDEX, Kind.ARCHIVE_PACK, Kind.ARCHIVE_DONE
+        }  # fmt: skip
+        store.delete(going)
+        run, of = deletion()
+        store.delete(of.sweepable(2**40))
+        assert not store.list(KEYS.archive.base)
+    store.close()
 
 
 def test_the_plan_says_what_the_run_then_does(store: MemoryStore) -> None:

@@ -2,15 +2,16 @@
 
 The rule of this module: a pack speaks for the rollouts that are listed as done for it, and for no other: whatever else
 it holds is a copy of what is still live, or was changed or taken away by others after it was packed. What several packs
-say of one rollout is one: a key has one content.
+say of one rollout is one: a key has one content. A damaged index or list is noted among the ``problems``, for whoever
+looks at the run to tell, and hides its own rollouts only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from s3capture.archive import decisions
 from s3capture.archive.format import body_of, read_index
@@ -21,6 +22,7 @@ from s3capture.keys import Kind, PackName, RolloutKeys, RunKeys, parse, position
 from s3capture.reader import Reader
 from s3capture.stored.run import Packed
 
+_T = TypeVar("_T")
 _INDEX_BYTES = 96 * 1024 * 1024
 
 
@@ -51,14 +53,15 @@ class PackCatalog:
     def __init__(self, reader: Reader, keys: RunKeys, rows: Iterable[ObjectInfo]) -> None:
         self._reader, self.keys = reader, keys
         self.what = f"reading of the archive of run {keys.run!r}"
-        self.packs: dict[PackName, int] = {}
+        self.packs: dict[PackName, ObjectInfo] = {}
         self.indexes: dict[PackName, ObjectInfo] = {}
         self.done_keys: dict[PackName, list[str]] = {}
         self.tombstones: dict[str, list[str]] = {}
         self.foreign: list[str] = []
+        self.problems: dict[str, str] = {}
         for row in rows:
             self._sort(row)
-        self._packs = PackReader(reader, keys, self.packs)
+        self._packs = PackReader(reader, keys, {name: row.size for name, row in self.packs.items()})
         self._tables: Cache[Index] = Cache(_INDEX_BYTES, lambda index: int(index.table.nbytes) + 200 * len(index.spans))
         self._done: Cache[Mapping[str, frozenset[str]]] = Cache(1024, lambda _: 1)
 
@@ -67,7 +70,7 @@ class PackCatalog:
         name = PackName.of(parsed.detail) if parsed is not None else None
         match parsed.kind if parsed else None:
             case Kind.ARCHIVE_PACK if name:
-                self.packs[name] = row.size
+                self.packs[name] = row
             case Kind.ARCHIVE_INDEX if name:
                 self.indexes[name] = row
             case Kind.ARCHIVE_DONE if name:
@@ -85,11 +88,11 @@ class PackCatalog:
         return frozenset(f"{number:02x}" for number in numbers)
 
     def of_shard(self, hh: str) -> Mapping[str, Packed]:
-        """See ``Catalog``. Raise ``StoreError``; a damaged index raises ``CorruptObjectError``."""
+        """See ``Catalog``. Raise ``StoreError``."""
         rollouts: dict[str, list[PackName]] = {}
         for name in sorted(self.indexes):
             if name.covers(hh, hh):
-                for rollout in self.index(name).of_shard(hh):
+                for rollout in self._spans(name, hh):
                     rollouts.setdefault(rollout, []).append(name)
         found = {rollout: self._packed(self.keys.rollout(rollout), names) for rollout, names in rollouts.items()}
         return {rollout: packed for rollout, packed in found.items() if packed is not None}
@@ -101,7 +104,7 @@ class PackCatalog:
     def naming(self, rollout_id: str) -> list[PackName]:
         """The packs that hold anything of a rollout, and were not told to forget it, whoever speaks for it."""
         at = position(rollout_id)
-        names = [n for n in sorted(self.indexes) if n.covers(at, at) and rollout_id in self.index(n).spans]
+        names = [n for n in sorted(self.indexes) if n.covers(at, at) and rollout_id in self._spans(n)]
         gone = self.deleted_from(rollout_id)
         return [name for name in names if str(name) not in gone]
 
@@ -110,8 +113,7 @@ class PackCatalog:
         return frozenset(
             name
             for key in self.tombstones.get(rollout_id, ())
-            if (body := self._reader.get(key, self.what)) is not None
-            for name in decisions.read_deleted(key, body)
+            for name in self._decoded(key, decisions.read_deleted) or ()
         )
 
     def done(self, name: PackName) -> Mapping[str, frozenset[str]]:
@@ -179,11 +181,28 @@ class PackCatalog:
             )
         return found
 
+    def _spans(self, name: PackName, hh: str | None = None) -> Iterable[str]:
+        """The rollouts of a pack, of one shard or all; none where its index cannot be read, which is noted."""
+        try:
+            index = self.index(name)
+        except CorruptObjectError as error:
+            self.problems[self.keys.archive.index(name)] = str(error)
+            return ()
+        return index.spans.keys() if hh is None else index.of_shard(hh)
+
+    def _decoded(self, key: str, decode: Callable[[str, bytes], _T]) -> _T | None:
+        """What a small object says; None where it is gone, or damaged, which is noted."""
+        body = self._reader.get(key, self.what)
+        try:
+            return None if body is None else decode(key, body)
+        except CorruptObjectError as error:
+            self.problems[key] = str(error)
+            return None
+
     def _read_done(self, name: PackName) -> dict[str, frozenset[str]]:
         listed: dict[str, frozenset[str]] = {}
         for key in self.done_keys.get(name, ()):
-            body = self._reader.get(key, self.what)
-            for rollout, names in (decisions.read_done(key, body) if body is not None else {}).items():
+            for rollout, names in (self._decoded(key, decisions.read_done) or {}).items():
                 listed[rollout] = listed.get(rollout, frozenset()) | frozenset(names)
         return listed
 

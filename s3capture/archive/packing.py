@@ -73,7 +73,7 @@ class Packing:
         try:
             if candidate.verdict is Verdict.FREEZE:
                 self._hand.run(_freeze(keys, self._hand.origin()), what)
-            return self._hand.run(examine(keys), what)
+            return self._hand.run(examine(keys, archived=candidate.rollout.archived), what)
         except StoreError:
             raise
         except CaptureError as error:  # damaged decisions: told, and left as it is

@@ -27,10 +27,11 @@ def explore(
     Every order of every request, with crashes and lost replies; takes minutes. Needs no store. Exit status 1 when a
     promise is broken.
     """
+    from s3capture.testing.archive_scenarios import archive_scenarios  # noqa: PLC0415
     from s3capture.testing.explorer import explore as run  # noqa: PLC0415 - --help need not wait for it
     from s3capture.testing.scenarios import scenarios  # noqa: PLC0415
 
-    known = scenarios(deep=deep)
+    known = scenarios(deep=deep) | archive_scenarios(deep=deep)
     for name in scenario or ():
         if name not in known:
             raise SettingsError(f"no scenario {name!r}; known are: {', '.join(map(repr, known))}")

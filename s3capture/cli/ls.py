@@ -116,8 +116,12 @@ def _rollouts(reader: Reader, settings: Settings, state: StateName | None, *, in
         strays.append(key)
         say(f"foreign key {key}")
 
+    def problem(key: str, why: str) -> None:
+        strays.append(key)
+        say(f"archive: {why}")
+
     sound, found, shown = True, 0, 0
-    rollouts = list_rollouts(reader, keys, on_stray=stray)
+    rollouts = list_rollouts(reader, keys, on_stray=stray, on_problem=problem)
     for rollout in rollouts if as_json else _by_id(rollouts):
         found += 1
         sound = sound and rollout.sound
@@ -186,7 +190,8 @@ def notes_of(rollout: RolloutSummary) -> str:
         (rollout.late_conflicts, "conflict"),
         (rollout.late_marks, "mark"),
     )
-    parts = [f"incomplete: {incomplete}"] if incomplete else []
+    parts = ["archived"] if rollout.archived else []
+    parts += [f"incomplete: {incomplete}"] if incomplete else []
     parts += [plural(rollout.refusals, "refusal")] if rollout.refusals else []
     parts += [f"late, refused: {late}"] if late else []
     parts += [f"{len(rollout.damaged)} damaged"] if rollout.damaged else []

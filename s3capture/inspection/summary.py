@@ -122,14 +122,22 @@ def _run_summary(run: StoredRun) -> RunSummary:
 
 
 def list_rollouts(
-    reader: Reader, keys: RunKeys, *, on_stray: Callable[[str], None] = lambda _: None
+    reader: Reader,
+    keys: RunKeys,
+    *,
+    on_stray: Callable[[str], None] = lambda _: None,
+    on_problem: Callable[[str, str], None] = lambda _key, _problem: None,
 ) -> Iterator[RolloutSummary]:
     """Yield every rollout of a run, live or archived, shard by shard, and by id within one.
 
     Reads, beside the listings, the decisions and the outcomes small enough to be a seal. ``on_stray`` is told every
-    key among the attempts that belongs to no rollout. Raise ``StoreError``; a damaged object is in the summary.
+    key among the attempts that belongs to no rollout, and ``on_problem``, at the end, every key of the archive that
+    could not be read, with the reason. Raise ``StoreError``; a damaged object is in the summary.
     """
-    return reader.map(summary_of, StoredRun(reader, keys).rollouts(on_stray=on_stray))
+    run = StoredRun(reader, keys)
+    yield from reader.map(summary_of, run.rollouts(on_stray=on_stray))
+    for key, problem in run.problems().items():
+        on_problem(key, problem)
 
 
 def summary_of(rollout: StoredRollout) -> RolloutSummary:

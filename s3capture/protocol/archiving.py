@@ -21,6 +21,8 @@ from s3capture.protocol.freezing import is_retired
 from s3capture.protocol.retiring import drop, records_of, seals_of
 from s3capture.protocol.steps import found, listed, rows
 
+_BEING_DELETED = "it was retired for deletion, and what is left of it is no whole; sweep takes it away"
+
 
 @dataclass(frozen=True, slots=True)
 class Packable:
@@ -37,8 +39,12 @@ class Packable:
     version: int = 0
 
 
-def examine(keys: RolloutKeys) -> Steps[Packable | str]:
-    """Survey a rollout for packing, or return why there is nothing to pack."""
+def examine(keys: RolloutKeys, *, archived: bool = False) -> Steps[Packable | str]:
+    """Survey a rollout for packing, or return why there is nothing to pack.
+
+    Of a rollout that was ``archived`` before, only what landed late is taken: the fences that are live are those of its
+    archiving.
+    """
     answers = yield (List(keys.base), List(keys.lineage_base))
     seen, markers = rows(keys, answers[0]), listed(answers[1])
     seals = yield from seals_of(keys, seen)
@@ -46,16 +52,33 @@ def examine(keys: RolloutKeys) -> Steps[Packable | str]:
     if not records:
         return "its records are gone or were archived"
     everything = (*(row for row in seen.objects if row.key not in seen.foreign), *markers)
-    if (yield from is_retired(keys, seen)):
-        return Packable(everything, records)
+    if archived:
+        return Packable(tuple(row for row in everything if row.key in records), records)
+    if seen.retired:
+        (answer,) = yield (Get(keys.retired),)
+        return Packable(everything, records) if _was_to_be_kept(keys, found(answer)) else _BEING_DELETED
     if not seen.frozen:
         return "it is not frozen"
     (answer,) = yield (Get(keys.frozen),)
     body = found(answer)
     if body is None:
-        return "it is being retired"
+        return _BEING_DELETED
     manifest = bodies.read_manifest(keys, body)
+    for version in sorted(seen.drops):
+        (answer,) = yield (Get(keys.drop(version)),)
+        body = found(answer)
+        if body is not None and bodies.read_drop(keys, version, body):
+            # A consumer may be deleting it right now, marks first: what is left is no copy of the rollout then.
+            landed = 1 + len(manifest.outcomes) + len(seen.conflicts) + len(seen.marks)
+            whole = manifest.outcomes <= seen.outcomes.keys() and landed >= version
+            return Packable(everything, records) if whole else _BEING_DELETED
     return Packable(everything, records, manifest.snapshot_id, seen.version(manifest))
+
+
+def _was_to_be_kept(keys: RolloutKeys, body: bytes | None) -> bool:
+    """Whether whoever retired the rollout unconditionally left its records on purpose, and whole."""
+    fence = None if body is None else bodies.read(keys.retired, body, "retired").value()
+    return isinstance(fence, dict) and fence.get("keep") is True
 
 
 def settle(keys: RolloutKeys, packable: Packable, origin: Origin) -> Steps[bool]:

@@ -223,7 +223,7 @@ class LedgerRemoval:
 def retire(keys: LedgerKeys, origin: Origin, *, keep: bool) -> Steps[LedgerRemoval]:
     """Retire the ledger and delete its rows; the fences stay. Repeating it finishes what a dead process left."""
     yield (Create(keys.closing, bodies.fence("ledger-closing", keys, origin, why="retire")),)
-    yield (Create(keys.retired, bodies.fence("ledger-retired", keys, origin)),)
+    yield (Create(keys.retired, bodies.fence("ledger-retired", keys, origin, keep=keep)),)
     seen = yield from _look(keys)
     records = [info.key for info in seen.objects if not info.key.startswith(keys.fences)]
     left = () if keep else (yield from _delete(records))

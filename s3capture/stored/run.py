@@ -39,6 +39,11 @@ class Catalog(Protocol):
         """What the archive speaks for in one shard, by rollout id."""
         ...
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """The keys of the archive that could not be read so far, each with the reason."""
+        ...
+
     def of_rollout(self, rollout_id: str) -> Packed | None:
         """What the archive says of one rollout, if it speaks for it."""
         ...
@@ -107,6 +112,10 @@ class StoredRun:
                     self._catalog = PackCatalog(self.reader, self.keys, rows)
                 self._looked = True
             return self._catalog
+
+    def problems(self) -> dict[str, str]:
+        """What of the archive could not be read so far: keys, each with the reason. Ask after the rollouts."""
+        return dict(self._catalog.problems) if self._catalog is not None else {}
 
     def _stored(self, rollout_id: str, live: tuple[ObjectInfo, ...], packed: Packed | None) -> StoredRollout:
         keys = self.keys.rollout(rollout_id)

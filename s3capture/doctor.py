@@ -381,6 +381,14 @@ def _told(facts: BucketFacts) -> Iterator[Check]:
             yield Check("versioning", Verdict.OK, "off")
         case state:
             yield Check("versioning", Verdict.OK, f"{state}: {hint}")
+    match facts.object_lock:
+        case None:
+            yield Check("object-lock", Verdict.UNKNOWN, "the store does not tell (s3:GetBucketObjectLockConfiguration)")
+        case "off" | "on" as state:
+            yield Check("object-lock", Verdict.OK, "off" if state == "off" else "on, without a default retention")
+        case retention:
+            saw = f"each object is locked for {retention}: deleting hides it and frees nothing before that"
+            yield Check("object-lock", Verdict.OK, saw)
     if facts.skew_s is None:
         yield Check("clock", Verdict.UNKNOWN, "the store sends no date")
     elif abs(facts.skew_s) > SKEW_WARNING_S:

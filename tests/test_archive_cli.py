@@ -201,3 +201,35 @@ def test_killed_processes_two_at_once_leave_nothing_half_done(
     left = [key for key in objects(seaweed, bucket) if "/archive/" not in key]
     assert {key.split("/")[5] for key in left} == {"fence"} and len(left) < total
     capsys.readouterr()
+
+
+def test_archived_rollouts_are_deleted_by_name_and_their_pack_is_swept_with_the_last(
+    bucket: str, seaweed: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``delete`` hides an archived rollout and no other; when all are deleted, ``sweep`` empties the archive."""
+    url, base = f"s3://{bucket}/exp", ("--run", RUN)
+    asyncio.run(capture(small(3), url=url, run=RUN, endpoint_url=seaweed.endpoint_url))
+    assert run(seaweed, "archive", url, *base, "--older-than", "0s", "--yes") == 0
+    capsys.readouterr()
+
+    def names() -> list[str]:
+        assert run(seaweed, "ls", url, *base, "--json") == 0
+        return [row["rollout"] for row in lines(capsys)]
+
+    first, *others = names()
+    assert run(seaweed, "delete", url, *base, "--rollout", first) == 0
+    capsys.readouterr()
+    assert names() == [first, *others]
+    assert run(seaweed, "delete", url, *base, "--rollout", first, "--yes") == 0
+    capsys.readouterr()
+    assert names() == others
+    assert run(seaweed, "sweep", url, *base, "--older-than", "0s", "--yes") == 0
+    capsys.readouterr()
+    # The fences of what is archived are swept, and the archive still has the rollouts.
+    assert names() == others
+    assert all("/archive/" in key for key in objects(seaweed, bucket))
+    assert run(seaweed, "delete", url, *base, *(part for name in others for part in ("--rollout", name)), "--yes") == 0
+    for _ in range(2):
+        assert run(seaweed, "sweep", url, *base, "--older-than", "0s", "--yes") == 0
+    assert objects(seaweed, bucket) == {}
+    capsys.readouterr()

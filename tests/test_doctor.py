@@ -17,9 +17,10 @@ from s3capture.store.memory import MemoryStore
 
 ALL = [
     "settings", "spill", "credentials", "bucket", "write-read", "list", "create-once", "create-race",
-    "read-after-write", "empty-body", "long-keys", "delete", "versioning", "clock", "put-time", "clean-up",
+    "read-after-write", "empty-body", "long-keys", "delete", "versioning", "object-lock", "clock", "put-time",
+    "clean-up",
 ]  # fmt: skip
-OF_BOTO = {"credentials", "versioning", "clock"}
+OF_BOTO = {"credentials", "versioning", "object-lock", "clock"}
 
 
 def settings(tmp_path: Path, bucket: str = "bucket", **more: Any) -> Settings:

@@ -8,6 +8,8 @@ that a key is absent: puts are acknowledged, and records deleted, on what these 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -39,6 +41,9 @@ _BATCH_REFUSALS = frozenset(
 )  # fmt: skip
 """Codes by which stores refuse DeleteObjects as such, mostly for want of the one checksum that they accept."""
 
+_CHECKSUM_REFUSALS = frozenset({"InvalidRequest", "MissingContentMD5", "MissingUploadObjectWithObjectLockHeaders"})
+"""Codes by which AWS and moto refuse a PUT without a checksum, as they do where Object Lock has a default retention."""
+
 _GONE = frozenset({"NoSuchKey", "NoSuchVersion"})
 """Codes of some stores for deleting an absent key, which is no failure."""
 
@@ -56,6 +61,7 @@ class BotoStore:
         self._box = ClientBox(settings)
         self._answered = False
         self._single_deletes = False
+        self._sends_checksums = False
         owner = settings.expected_bucket_owner
         self._common: dict[str, Any] = {"Bucket": settings.bucket} | ({"ExpectedBucketOwner": owner} if owner else {})
         self._as_stored: dict[str, Any] = {
@@ -74,6 +80,9 @@ class BotoStore:
         412 and 304 are the store's refusals, whatever their error code. A 409 is a ``ContendedError``: ask
         again. Never multipart, where the condition does not hold everywhere; so a body above
         ``max_object_bytes`` is a ``StoreConfigError`` before anything is sent.
+
+        A store that refuses a PUT without a checksum gets Content-MD5 from then on: the refused request is a
+        ``TransientStoreError``, in no doubt.
         """
         limit = self._settings.max_object_bytes
         if len(body) > limit:
@@ -83,18 +92,27 @@ class BotoStore:
             )
 
         def put(client: S3Client) -> bool:
+            checked = self._sends_checksums
             try:
                 client.put_object(
                     Key=key,
                     Body=body,
                     IfNoneMatch="*",
                     ContentType=_content_type(key, body),
+                    **(_checksum(body) if checked else {}),
                     **self._as_stored,
                     **self._common,
                 )
             except ClientError as error:
                 if status_of(error) in (412, 304):
                     return False
+                if not checked and status_of(error) == 400 and code_of(error) in _CHECKSUM_REFUSALS:
+                    self._sends_checksums = True
+                    raise TransientStoreError(
+                        f"cannot create {key!r} in {self.describe()}: 400 {code_of(error)}, perhaps for want of a "
+                        "checksum; the next attempt sends one",
+                        doubtful=False,
+                    ) from error
                 raise
             return True
 
@@ -286,6 +304,11 @@ def _content_type(key: str, body: bytes) -> str:
     if key.endswith(".parquet"):
         return "application/vnd.apache.parquet"
     return "application/zstd" if body else "application/octet-stream"
+
+
+def _checksum(body: bytes) -> dict[str, Any]:
+    """Content-MD5, the one that every store knows; a header of its own, so that the body is not sent chunked."""
+    return {"ContentMD5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode("ascii")}
 
 
 def _refuses_batches(error: ClientError) -> bool:

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3.session
 from botocore.exceptions import BotoCoreError, ClientError
@@ -19,13 +19,20 @@ from botocore.exceptions import BotoCoreError, ClientError
 from s3capture.settings import Settings
 from s3capture.store.boto_client import make_client
 
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """``versioning`` is "enabled", "suspended" or "off"; ``skew_s`` is our clock minus the store's, in seconds."""
+    """``versioning`` is "enabled", "suspended" or "off"; ``skew_s`` is our clock minus the store's, in seconds.
+
+    ``object_lock`` is "off", "on" (no default retention), or the default retention, such as "30 days (GOVERNANCE)".
+    """
 
     versioning: str | None
     skew_s: float | None
+    object_lock: str | None = None
 
 
 def credential_source() -> str | None:
@@ -38,7 +45,7 @@ def credential_source() -> str | None:
 
 
 def bucket_facts(settings: Settings) -> BucketFacts:
-    """Ask for the state of versioning, and read the store's clock off the reply, whatever the reply is."""
+    """Ask for versioning and Object Lock, and read the store's clock off the first reply, whatever the reply is."""
     owner = settings.expected_bucket_owner
     request: dict[str, Any] = {"Bucket": settings.bucket} | ({"ExpectedBucketOwner": owner} if owner else {})
     with closing(make_client(settings)) as client:
@@ -48,7 +55,26 @@ def bucket_facts(settings: Settings) -> BucketFacts:
             return BucketFacts(None, _skew(error.response))
         except BotoCoreError:
             return BucketFacts(None, None)
-    return BucketFacts(str(reply.get("Status") or "off").lower(), _skew(reply))
+        versioning = str(reply.get("Status") or "off").lower()
+        # A bucket without versions cannot have locked ones.
+        lock = "off" if versioning == "off" else _object_lock(client, request)
+    return BucketFacts(versioning, _skew(reply), lock)
+
+
+def _object_lock(client: S3Client, request: dict[str, Any]) -> str | None:
+    try:
+        reply: Mapping[str, Any] = client.get_object_lock_configuration(**request)
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code") or "")
+        return "off" if code == "ObjectLockConfigurationNotFoundError" else None
+    except BotoCoreError:
+        return None
+    configuration = reply.get("ObjectLockConfiguration") or {}
+    default = (configuration.get("Rule") or {}).get("DefaultRetention")
+    if not default:
+        return "on" if configuration.get("ObjectLockEnabled") == "Enabled" else "off"
+    period = f"{default['Days']} days" if default.get("Days") else f"{default.get('Years')} years"
+    return f"{period} ({default.get('Mode')})"
 
 
 def _skew(reply: Mapping[str, Any]) -> float | None:

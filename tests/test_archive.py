@@ -124,6 +124,20 @@ def test_what_is_open_or_damaged_stays_live_and_is_told(store: MemoryStore) -> N
     assert {call.call for call in after["open"].calls} == {call.call for call in before["open"]}
 
 
+def test_a_frozen_rollout_without_records_is_nothing_to_pack() -> None:
+    """A rollout that was frozen empty is counted as such, and is no reason to fail."""
+    store = MemoryStore()
+
+    async def freeze() -> None:
+        source = S3TokenSource(url=URL, run=RUN, store=store)
+        await source.freeze("never-begun")
+        await source.close()
+
+    asyncio.run(freeze())
+    report = archive(store)
+    assert report.sound and (report.verdicts[Verdict.EMPTY], report.archived) == (1, 0)
+
+
 def test_archiving_again_does_nothing(store: MemoryStore) -> None:
     """A second run finds everything archived, and changes no key."""
     archive(store)

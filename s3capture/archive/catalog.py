@@ -23,7 +23,8 @@ from s3capture.reader import Reader
 from s3capture.stored.run import Packed
 
 _T = TypeVar("_T")
-_INDEX_BYTES = 96 * 1024 * 1024
+_INDEX_BYTES = 32 * 1024 * 1024
+"""Views go through a run shard by shard, so few indexes are in use at once, however many there are."""
 
 
 @dataclass(frozen=True, slots=True)

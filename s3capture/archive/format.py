@@ -183,7 +183,8 @@ def read_index(key: str, body: bytes, keys: RunKeys) -> Any:
     """Return the table of an index. Raise ``CorruptObjectError`` for anything else."""
     pyarrow, pq = parquet()
     try:
-        table = pq.read_table(io.BytesIO(body))
+        # Not read_table: it goes by way of pyarrow.dataset, which imports pandas where there is one (60 MB, a second).
+        table = pq.ParquetFile(io.BytesIO(body)).read()
     except (pyarrow.ArrowException, OSError) as error:
         raise CorruptObjectError(f"{key}: not a Parquet file ({_line(error)})") from error
     check_schema(table.schema, key, "index", keys)

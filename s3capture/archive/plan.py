@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     FINISH = "finish"
     FREEZE = "freeze and pack"
     ARCHIVED = "archived already"
-    EMPTY = "retired without records"
+    EMPTY = "without records"
     OPEN = "not frozen"
     OTHERWISE = "not selected"
 
@@ -84,7 +84,7 @@ class Planner:
         if rollout.archived:
             # What is live and not packed came late: the rollout is packed again, for that alone.
             return Verdict.PACK if len(records) > len(copies) else Verdict.FINISH if copies else Verdict.ARCHIVED
-        if summary.state is State.RETIRED and not records:
+        if summary.state in (State.FROZEN, State.RETIRED) and not records:
             return Verdict.EMPTY
         if summary.state is State.RETIRED and self._was_packed(rollout.rollout_id):
             return Verdict.PACK

@@ -164,8 +164,12 @@ class StoredObject:
         return str(self.header["sha256"])
 
     def value(self) -> Any:
-        """The payload as a value."""
-        return parse_payload(self.payload)
+        """The payload as a value; raise ``CorruptObjectError`` for one that is no JSON, however intact its bytes are."""
+        try:
+            return parse_payload(self.payload)
+        except (ValueError, RecursionError) as error:
+            what = f"{self.kind} of call {self.header.get('call')!r}, rollout {self.header.get('rollout')!r}"
+            raise CorruptObjectError(f"the payload of an object ({what}) is not JSON: {error}") from error
 
 
 def encode(kind: str, fields: Mapping[str, Any], payload: Payload) -> bytes:

@@ -20,6 +20,8 @@ from typer.core import TyperGroup
 
 from s3capture import __version__
 from s3capture.cli import spill
+from s3capture.cli.archive import archive
+from s3capture.cli.audit import audit
 from s3capture.cli.common import (
     EXIT_BAD_DATA,
     EXIT_BUG,
@@ -29,10 +31,14 @@ from s3capture.cli.common import (
     say,
 )
 from s3capture.cli.conformance import conformance
+from s3capture.cli.costs import costs
 from s3capture.cli.demo import demo
 from s3capture.cli.doctor import doctor
 from s3capture.cli.explore import explore
+from s3capture.cli.gymdir import export_gym, import_gym
 from s3capture.cli.ls import ls
+from s3capture.cli.replay import replay
+from s3capture.cli.retention import delete, retire, sweep
 from s3capture.cli.serve import serve
 from s3capture.cli.show import show
 from s3capture.errors import CaptureError, CorruptObjectError
@@ -96,10 +102,19 @@ app.command()(serve)
 app.command()(demo)
 app.command()(ls)
 app.command()(show)
+app.command()(audit)
+app.command()(replay)
 app.command()(doctor)
 app.add_typer(spill.app, name="spill")
+app.command()(archive)
 app.command()(explore)
 app.command()(conformance)
+app.command()(retire)
+app.command()(delete)
+app.command()(sweep)
+app.command()(import_gym)
+app.command()(export_gym)
+app.command()(costs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

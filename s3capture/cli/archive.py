@@ -97,7 +97,7 @@ def archive(
     names = frozenset(name.value for name in state or ())
     selection = Selection(globs_of(rollout or ()), names, until=instant(older_than, time.time()))
     given = prices(price or ())
-    cold, live = class_of(storage_class, given), class_of(_SEEN_LIVE, given)
+    cold = class_of(storage_class, given)
     pack = pack_size * _MB
     if cold.restore:
         say(f"packs in {cold.name} cannot be read until they are restored: replay and show fail on them until then")
@@ -111,7 +111,7 @@ def archive(
                 settings, stored, selection, storage_class=storage_class, pack=pack, freeze=freeze_open, as_json=as_json
             )
         else:
-            sound = _plan(stored, selection, (live, cold), pack=pack, freeze=freeze_open, as_json=as_json)
+            sound = _plan(stored, selection, storage_class, given, pack=pack, freeze=freeze_open, as_json=as_json)
         for problem in stored.problems().values():
             say(f"archive: {problem}")
             sound = False
@@ -120,12 +120,20 @@ def archive(
 
 
 def _plan(
-    stored: StoredRun, selection: Selection, classes: tuple[Any, Any], *, pack: int, freeze: bool, as_json: bool
+    stored: StoredRun,
+    selection: Selection,
+    cold_name: str,
+    given: dict[str, float],
+    *,
+    pack: int,
+    freeze: bool,
+    as_json: bool,
 ) -> bool:
     from s3capture.archive.plan import Planner, Verdict  # noqa: PLC0415 - see common.opened
     from s3capture.costs import Usage  # noqa: PLC0415
+    from s3capture.costs import storage_class as class_of  # noqa: PLC0415
 
-    live, cold = classes
+    live, cold = class_of(_SEEN_LIVE, given), class_of(cold_name, given)
     before, staying, verdicts, names = Usage(), Usage(), Counter[Verdict](), list[str]()
     planner: Planner = Planner(stored, selection, freeze_open=freeze)
     for candidate in planner.candidates():
@@ -140,6 +148,7 @@ def _plan(
     packs, after = max(1, round(before.bytes / pack)) if before.objects else 0, Usage()
     if packs:
         after.add(before.bytes // packs, packs)
+    then = after.monthly_cost(cold) + staying.monthly_cost(live)
     figures = {
         "rollouts": {str(verdict): count for verdict, count in sorted(verdicts.items())},
         "objects": before.objects,
@@ -148,7 +157,7 @@ def _plan(
         "objects_staying": staying.objects,
         "storage_class": cold.name,
         "monthly_before": before.monthly_cost(live),
-        "monthly_after_at_most": after.monthly_cost(cold) + staying.monthly_cost(live),
+        "monthly_after_at_most": then,
     }
     if as_json:
         out_json({**figures, "rollout_ids": names})
@@ -158,19 +167,18 @@ def _plan(
     out(f"into            about {plural(packs, 'pack')} of {size(pack)} in {cold.name}, each with an index; fewer and")
     out("                smaller where the records compress together, which is not known before they are read")
     out(f"staying         {staying.objects:,} fences and seals, which go on refusing late writers; sweep ends that")
-    out(f"a month now     ${figures['monthly_before']:.4f} as small objects in {live.name}")
-    out(f"a month then    ${figures['monthly_after_at_most']:.4f} at most; {_minimums(cold)}")
+    out(f"a month now     {_dollars(before.monthly_cost(live))} as small objects in {live.name}")
+    out(f"a month then    {_dollars(then)} at most; {_minimums(cold)}")
     for other in ("STANDARD_IA", "GLACIER_IR"):
-        out(f"                ${before.monthly_cost(_priced(other)):.4f} if the small objects moved to {other} instead")
+        moved = _dollars(before.monthly_cost(class_of(other, given)))
+        out(f"                {moved} if the small objects moved to {other} instead")
     if verdicts and any(verdict.acts for verdict in verdicts):
         say("nothing was changed; --yes archives. Prices are examples unless --price gives yours")
     return True
 
 
-def _priced(name: str) -> Any:
-    from s3capture.costs import storage_class as class_of  # noqa: PLC0415 - see common.opened
-
-    return class_of(name)
+def _dollars(amount: float) -> str:
+    return f"${amount:,.2f}" if amount >= 0.01 or not amount else "under $0.01"
 
 
 def _minimums(cold: Any) -> str:

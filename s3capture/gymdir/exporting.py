@@ -116,16 +116,16 @@ class _Export:
         if read.faults:  # a chain that does not close, say: what the import would refuse is not handed out
             self._unwrite(rollout)
             return RolloutReport(rollout, Fate.DAMAGED, "-", problems=tuple(map(str, read.faults)))
-        problems = tuple(_differences(taken, read))
+        different = tuple(_differences(taken, read))
         return RolloutReport(
             rollout,
-            Fate.DIFFERENT if problems else Fate.EXPORTED,
+            Fate.DIFFERENT if different else Fate.EXPORTED,
             state,
             calls=len(taken.lines),
             dangling=len(taken.dangling),
             marks=len(taken.marks),
-            verified=not problems,
-            problems=problems,
+            verified=not different,
+            problems=(*different, *taken.problems),
             notes=tuple(taken.notes),
         )
 

@@ -38,7 +38,7 @@ class RolloutReport:
     """One rollout: ``state`` (open, frozen or retired) and counts are those of its directory.
 
     ``dangling`` calls were begun and have no record; ``rows`` and ``failures`` are the ledger's. ``problems`` say why
-    the fate is bad, ``notes`` what else is worth knowing.
+    the fate is bad, or which calls were left out, ``notes`` what else is worth knowing.
     """
 
     rollout: str
@@ -55,8 +55,8 @@ class RolloutReport:
 
     @property
     def ok(self) -> bool:
-        """Whether it is as it should be."""
-        return self.fate in _GOOD
+        """Whether it is as it should be, and nothing was left out."""
+        return self.fate in _GOOD and not self.problems
 
 
 @dataclass(frozen=True, slots=True)

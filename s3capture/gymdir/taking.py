@@ -37,6 +37,7 @@ class Taken:
     lines: dict[str, bytes] = field(default_factory=dict)
     intents: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -153,7 +154,7 @@ class _Taking:
             entry = read_entry(self._keys, segment, stored)
             call = entry.model_call_id
             if not _gym_can_read(stored.payload):
-                self._note(
+                self._found.problems.append(
                     f"call {call!r} holds values that Gym's files cannot (non-finite numbers, integers beyond 64 bits, "
                     "lone surrogates); it is left out, and its intent masks the rollout"
                 )

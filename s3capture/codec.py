@@ -164,7 +164,7 @@ class StoredObject:
         return str(self.header["sha256"])
 
     def value(self) -> Any:
-        """The payload as a value; raise ``CorruptObjectError`` for one that is no JSON, however intact its bytes are."""
+        """The payload as a value; raise ``CorruptObjectError`` for one that is no JSON, intact as its bytes may be."""
         try:
             return parse_payload(self.payload)
         except (ValueError, RecursionError) as error:

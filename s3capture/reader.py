@@ -67,6 +67,10 @@ class Reader:
         """Return the common prefixes directly below ``prefix``, sorted, each ending in ``/``. Raise ``StoreError``."""
         return tuple(sorted(self._patiently(self.store.list_folders, prefix)))
 
+    def loose(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below ``prefix``, in none of its folders, sorted. Raise ``StoreError``."""
+        return tuple(sorted(self._patiently(self.store.list_loose, prefix)))
+
     def _patiently(self, ask: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
         retrying = Retrying(
             retry=retry_if_exception_type(TransientStoreError),

@@ -164,6 +164,15 @@ def test_every_kind_has_a_meaning_and_is_told_on_the_page_of_the_docs() -> None:
     assert {kind: told.get(kind) for kind in Kind} == {kind: str(SEVERITY[kind]) for kind in Kind}
 
 
+def test_keys_beside_the_folders_of_a_run_are_foreign(tmp_path: Path) -> None:
+    """A key directly below the run, its attempts, its lineage or its ledger, in no folder, is told like any other."""
+    store = made(tmp_path, bad=False)
+    places = {f"{base}notes.txt" for base in (KEYS.root, KEYS.attempts, KEYS.lineage, KEYS.ledgers)}
+    for key in places:
+        store.create(key, b"not ours")
+    assert {finding.key for finding in audit(store) if finding.kind is Kind.FOREIGN_KEY} == places
+
+
 def test_an_audit_changes_nothing(tmp_path: Path) -> None:
     """The bucket after an audit is the bucket before it."""
     store = made(tmp_path, bad=True)

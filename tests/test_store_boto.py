@@ -756,6 +756,11 @@ def test_a_key_is_created_once_read_listed_and_deleted(plain: Store) -> None:
     assert {key: row.size for key, row in rows.items()} == {"p/r/a/k1": len(body), "p/r/b/k2": 0}
     assert all(row.stamp for row in rows.values())
     assert sorted(plain.list_folders("p/r/")) == ["p/r/a/", "p/r/b/"]
+    assert plain.list_loose("p/r/") == []
+    assert list(plain.list_loose("p/r/a/")) == ["p/r/a/k1"]
+    assert plain.get_range("p/r/a/k1", 256, 3) == bytes([0, 1, 2])
+    assert plain.get_range("p/r/a/k1", len(body) - 2, 2) == body[-2:]
+    assert plain.get_range("p/r/a/never", 0, 1) is None
     assert plain.delete(["p/r/a/k1", "p/r/b/k2", "p/r/never"]) == {}
     assert plain.list("p/r/") == []
     assert plain.get("p/r/a/k1") is None

@@ -160,6 +160,8 @@ class RunAudit:
                 sentence = f"rollout {rollout_id!r} has a capture and no ledger, while others of this run have both"
                 self.findings.append(Finding(Kind.ORPHAN_CAPTURE, sentence, rollout_id))
         sharded = (self.keys.attempts, self.keys.lineage, self.keys.ledgers)
+        for place in (self.keys.root, *sharded):
+            self.findings += (_foreign(key) for key in self.reader.loose(place))
         for folder in self.reader.folders(self.keys.root):
             if folder not in sharded:
                 rows = self.reader.list(folder, f"list of run {self.keys.run!r}")

@@ -52,6 +52,10 @@ class Store(Protocol):
         """Return the common prefixes directly below ``prefix`` (which ends in ``/``), each ending in ``/``."""
         ...
 
+    def list_loose(self, prefix: str) -> Sequence[str]:
+        """Return the keys directly below ``prefix`` (which ends in ``/``), those in its folders left out."""
+        ...
+
     def delete(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete ``keys`` and return those that are still there, each with the store's reason."""
         ...

@@ -153,7 +153,8 @@ class BotoStore:
     def get_range(self, key: str, start: int, length: int) -> bytes | None:
         """Return ``length`` bytes of ``key`` from ``start``, or None when the store says NoSuchKey.
 
-        A reply that is not exactly the range is a ``TransientStoreError``: a store that knows no ranges sends it all.
+        A store that knows no ranges sends the whole object, which is then read as far as the range goes. Anything but
+        exactly the range is a ``TransientStoreError``.
         """
 
         def read(client: S3Client) -> bytes | None:
@@ -163,12 +164,13 @@ class BotoStore:
                 if code_of(error) == "NoSuchKey" and status_of(error) == 404:
                     return None
                 raise
+            told = str(reply.get("ContentRange") or "")
             with closing(reply["Body"]) as stream:
-                body = stream.read(length + 1)
-            if len(body) != length or not str(reply.get("ContentRange", "")).startswith(f"bytes {start}-"):
+                body = stream.read(length) if told else stream.read(start + length)[start:]
+            if len(body) != length or not told.startswith(f"bytes {start}-" if told else ""):
                 raise TransientStoreError(
                     f"cannot read bytes {start:,} to {start + length:,} of {key!r} in {self.describe()}: the reply "
-                    f"holds {len(body):,} bytes and says {reply.get('ContentRange')!r}"
+                    f"holds {len(body):,} of them, from {told!r}"
                 )
             return body
 
@@ -198,6 +200,14 @@ class BotoStore:
             for item in page.get("CommonPrefixes", ()):
                 folders[item["Prefix"]] = None
         return [*folders]
+
+    def list_loose(self, prefix: str) -> Sequence[str]:
+        """Return the keys directly below ``prefix``, each once; those in its folders are left out."""
+        keys: dict[str, None] = {}
+        for page in self._pages(prefix, Delimiter="/"):
+            for item in page.get("Contents", ()):
+                keys[item["Key"]] = None
+        return [*keys]
 
     def delete(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete ``keys`` and return those that the store says it kept, each with its code and words.

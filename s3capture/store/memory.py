@@ -56,6 +56,11 @@ class MemoryStore:
             rests = [key[len(prefix) :] for key in self._objects if key.startswith(prefix)]
         return sorted({prefix + rest.split("/", 1)[0] + "/" for rest in rests if "/" in rest})
 
+    def list_loose(self, prefix: str) -> Sequence[str]:
+        """See ``Store.list_loose``."""
+        with self._lock:
+            return [key for key in self._objects if key.startswith(prefix) and "/" not in key[len(prefix) :]]
+
     def delete(self, keys: Sequence[str]) -> dict[str, str]:
         """See ``Store.delete``."""
         with self._lock:

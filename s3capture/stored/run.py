@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from s3capture.effects import ObjectInfo
@@ -66,7 +67,12 @@ class StoredRun:
     def exists(self) -> bool:
         """Whether anything that makes it a run is stored under its name. Raise ``StoreError``."""
         folders = set(self.keys.parts).intersection(self.reader.folders(self.keys.root))
-        return any(self.reader.list(folder, "look for a run") for folder in sorted(folders))
+        return any(self._holds(folder) for folder in sorted(folders))
+
+    def _holds(self, folder: str) -> bool:
+        # Part by part, up to the first that is not empty: a LIST of the folder would be one of the whole run.
+        parts = chain(self.reader.folders(folder), (folder,))
+        return any(self.reader.list(part, "look for a run") for part in parts)
 
     def shards(self) -> tuple[str, ...]:
         """The shards that hold rollouts, in order. Raise ``StoreError``."""

@@ -704,8 +704,21 @@ EXAMPLES: dict[str, Produce] = {
     ),
     "spill list": lambda place, tmp: _spilled(place, tmp, "list"),
     "spill drain": lambda place, tmp: _spilled(place, tmp, "drain", place.url, "--run", "run-8"),
+    "archive": lambda place, _: place.here("archive", place.url, *_FROZEN_NOW, "--json").rows,
+    "archive --yes": lambda place, _: _archived(place),
+    "import-gym` and `export-gym": lambda place, tmp: (
+        place.here("export-gym", place.url, str(tmp / "gym"), "--run", RUN, "--json").rows
+    ),
     "explore": lambda *_: here("explore", "--json", "--scenario", "delete dies on the way").rows,
 }
+
+
+_FROZEN_NOW = ("--run", RUN, "--older-than", "0s", "--rollout", "busy", "--rollout", "late")
+
+
+def _archived(place: Filled) -> list[Any]:
+    asyncio.run(fill(url=f"{place.url}/again", endpoint_url=place.endpoint_url))
+    return place.here("archive", f"{place.url}/again", *_FROZEN_NOW, "--json", "--yes").rows
 
 
 def _spilled(place: Filled, tmp: Path, *arguments: str) -> list[Any]:

@@ -51,7 +51,7 @@ def _packs_what_is_being_deleted(keys: RolloutKeys) -> Steps[Packable | str]:
         return found
     answers = yield (List(keys.base), List(keys.lineage_base))
     rows = (*listed(answers[0]), *listed(answers[1]))
-    return Packable(rows, frozenset(row.key for row in rows if not row.key.startswith(keys.fences)))
+    return Packable(rows, frozenset(row.key for row in rows if not row.key.startswith(keys.fences)), frozenset())
 
 
 def _everything(packable: Packable) -> frozenset[str]:

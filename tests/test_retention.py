@@ -322,7 +322,10 @@ def test_retire_leaves_kept_records_unless_named(bench: Bench) -> None:
     assert records(bench.store, "open") == {KEYS.rollout("open").call("c2")}
 
 
-@pytest.mark.parametrize("selection", [{"states": frozenset({"open", "frozen"})}, {"until": NOW + 1}], ids=["states", "age"])
+KINDS_OF_SELECTION = [{"states": frozenset({"open", "frozen"})}, {"until": NOW + 1}]
+
+
+@pytest.mark.parametrize("selection", KINDS_OF_SELECTION, ids=["states", "age"])
 def test_a_retire_that_dies_is_finished_by_the_same_command(tmp_path: Path, selection: dict[str, Any]) -> None:
     """Killed after any effect, the same selection takes up what was begun and ends where an unbroken one does."""
     named = {**selection, "states": frozenset({"open", "frozen"})}

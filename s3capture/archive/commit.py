@@ -16,13 +16,13 @@ from itertools import islice
 
 from s3capture import codec
 from s3capture.archive import decisions
-from s3capture.archive.format import Item, PackWriter, body_of, index_bytes, items_of, read_index, read_pack
+from s3capture.archive.format import Item, PackWriter, body_of, decoding, index_bytes, items_of, read_index, read_pack
 from s3capture.archive.hand import Hand
 from s3capture.archive.plan import Verdict
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
 from s3capture.keys import PackName, RolloutKeys, position
-from s3capture.protocol.archiving import Packable, settle, take_away
+from s3capture.protocol.archiving import Packable, settle, swept, take_away
 from s3capture.stored import StoredRun
 
 _DELETE_BATCH = 1000
@@ -143,7 +143,8 @@ class Committer:
             raise CorruptObjectError(f"{key}: is not there after it was written; nothing of it was deleted")
         table = read_index(key, body, self.run.keys)
         # Another run may have made it, from the same pack: what it says counts, not its bytes.
-        said = zip(items_of(table), table.column("row_group").to_pylist(), strict=True)
+        with decoding(key):
+            said = list(zip(items_of(table), table.column("row_group").to_pylist(), strict=True))
         if [(i.rollout, i.place, i.size, g) for i, g in said] != [(i.rollout, i.place, i.size, g) for i, g in rows]:
             raise CorruptObjectError(f"{key}: does not say what the pack holds; nothing of it was deleted")
 
@@ -155,11 +156,17 @@ class Committer:
             origin = self.hand.origin()
             body = decisions.done(self.run.keys, {r.keys.rollout_id: r.packs for r in granted}, origin)
             self.hand.create(self.run.keys.archive.done(name, origin.nonce), body, what)
+        names = frozenset(name for rollout in granted for name in rollout.packs)
+        kept = self.hand.run(swept(self.run.keys.archive, names), what) if names else names
+        for rollout in granted:
+            if kept.intersection(rollout.packs):
+                rollout.torn = "a sweep took its pack away meanwhile, so its records were kept; archive it again"
+        granted = [rollout for rollout in granted if not rollout.torn]
         self.delete(frozenset(key for rollout in granted for key in rollout.packable.records & rollout.taken))
         self.report.archived += len(granted)
         self._on_progress(len(granted))
         for rollout in ready:
-            if rollout not in granted:
+            if rollout not in granted and not rollout.torn:
                 self.leave(rollout.keys.rollout_id, "it changed after it was packed, and stays live; archive it again")
         for rollout in whole:
             if rollout.torn:

@@ -59,7 +59,7 @@ class Packing:
         for candidate, found in zip(waiting, self._reader.map(self._examine, waiting), strict=True):
             if isinstance(found, Packable):
                 rollout = Packed(candidate.rollout.keys, found)
-                # Sorted, so that the same rollouts make the same pack: a run that is repeated finds its own.
+                # Sorted, so that what is read together lies together.
                 rows = sorted(found.rows, key=lambda row: row.key)
                 fetches.extend(_Fetch(rollout, row, row is rows[-1]) for row in rows)
             else:
@@ -89,7 +89,7 @@ class Packing:
         else:
             if self._pack is None:
                 self._number += 1
-                self._pack = Pack(PackWriter(self._committer.run.keys, self._folder / f"{self._number}.parquet"))
+                self._pack = Pack(self._writer())
             framed, content = content_of(row.key, body)
             place, changed = rollout.keys.place(row.key) or "", row.stamp.partition("/")[0]
             self._pack.add(rollout, row, Item(rollout.keys.rollout_id, place, changed, row.size, framed, content))
@@ -102,6 +102,11 @@ class Packing:
         # A rollout is split over packs only when it is larger than one.
         if self._pack is not None and self._pack.writer.bytes >= (1 if fetch.last else 2) * self._pack_bytes:
             self._commit()
+
+    def _writer(self) -> PackWriter:
+        # A nonce, so that no other pack has this name: what a sweep judges by its age is of one archiver.
+        path = self._folder / f"{self._number}.parquet"
+        return PackWriter(self._committer.run.keys, path, nonce=self._hand.origin().nonce)
 
     def _commit(self) -> None:
         pack, self._pack = self._pack, None

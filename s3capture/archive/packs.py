@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from s3capture.archive.format import check_schema
+from s3capture.archive.format import decoding, opened, rows_of
 from s3capture.archive.needs import parquet
 from s3capture.errors import CorruptObjectError
 from s3capture.keys import PackName, RunKeys
@@ -79,7 +79,10 @@ class RangeFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """See ``io.RawIOBase``."""
-        self._at = offset + (0, self._at, self._size)[whence]
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise ValueError(f"{at} is before the start of the file")
+        self._at = at
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
@@ -115,23 +118,18 @@ class PackReader:
         return self._groups.get((name, number), lambda: self._read(name, number))
 
     def _read(self, name: PackName, number: int) -> Any:
-        pyarrow, pq = parquet()
         key = self._keys.archive.pack(name)
         if name not in self._sizes:
             raise CorruptObjectError(f"{key}: the archive needs this object and it is gone")
-        try:
-            footer = self._footers.get(name, lambda: self._footer(key, self._sizes[name]))
-            with self._open(key, self._sizes[name]) as source:
-                return pq.ParquetFile(source, metadata=footer, pre_buffer=True).read_row_group(number)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise CorruptObjectError(f"{key}: damaged ({' '.join(str(error).split())[:200]})") from error
+        size = self._sizes[name]
+        with decoding(key):
+            footer = self._footers.get(name, lambda: self._footer(key, size))
+            with self._open(key, size) as source:
+                return rows_of(key, opened(key, source, "pack", self._keys, footer), number)
 
     def _footer(self, key: str, size: int) -> Any:
-        _, pq = parquet()
         with self._open(key, size) as source:
-            file = pq.ParquetFile(source)
-            check_schema(file.schema_arrow, key, "pack", self._keys)
-            return file.metadata
+            return opened(key, source, "pack", self._keys).metadata
 
     def _open(self, key: str, size: int) -> Any:
         pyarrow, _ = parquet()

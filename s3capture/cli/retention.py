@@ -32,7 +32,7 @@ from s3capture.errors import SettingsError
 if TYPE_CHECKING:
     from s3capture.keys import RunKeys
     from s3capture.reader import Reader
-    from s3capture.retention import Leftovers, Outcome, Plan, Request
+    from s3capture.retention import ArchiveHand, Leftovers, Outcome, Plan, Request
     from s3capture.runtime import Runtime
     from s3capture.settings import Settings
     from s3capture.stored import Selection, StoredRun
@@ -165,7 +165,8 @@ def sweep(
 
     until = instant(older_than, time.time())
     with _run(settings) as (stored, runtime):
-        plan = plan_sweep(stored, until, kept=kept, hand=hand_of(stored, runtime))
+        hand = hand_of(stored, runtime)
+        plan = plan_sweep(stored, until, kept=kept, hand=hand)
         print_sweep(plan, settings, until, as_json=as_json)
         sound = tell_problems(plan.problems, plan.strays)
         if plan.empty:
@@ -173,7 +174,7 @@ def sweep(
         elif not yes:
             say("dry run: nothing was changed; --yes sweeps this")
         else:
-            outcomes = _watched(sweep_run(runtime, plan), len(plan.rollouts), "sweep")
+            outcomes = _watched(sweep_run(runtime, plan, hand=hand), len(plan.rollouts), "sweep")
             sound = report(outcomes, "swept", as_json=as_json) and sound
             _remark(settings)
     if not sound:
@@ -229,6 +230,7 @@ def _no_run(settings: Settings) -> NoReturn:
 def _act(settings: Settings, request: Request, *, yes: bool, as_json: bool) -> None:
     from s3capture.retention import Act, carry_out, choose  # noqa: PLC0415 - see common.opened
     from s3capture.retention.archives import hand_of  # noqa: PLC0415
+    from s3capture.stored import StoredRun  # noqa: PLC0415
 
     whole = request.everything and request.act is Act.DELETE
     with _run(settings) as (stored, runtime):
@@ -248,8 +250,14 @@ def _act(settings: Settings, request: Request, *, yes: bool, as_json: bool) -> N
             say(f"dry run: nothing was changed; --yes {request.act}s {plural(len(plan.candidates), 'rollout')}")
         else:
             hand = None if whole else hand_of(stored, runtime)
+
+            def again() -> ArchiveHand | None:
+                return hand_of(StoredRun(stored.reader, stored.keys), runtime)
+
             done = "retired" if request.act is Act.RETIRE else "deleted"
-            outcomes = _watched(carry_out(runtime, plan, hand=hand), len(plan.candidates), str(request.act))
+            outcomes = _watched(
+                carry_out(runtime, plan, hand=hand, again=again), len(plan.candidates), str(request.act)
+            )
             sound = report(outcomes, done, as_json=as_json) and sound
             if whole:
                 sound = _clear_rest(stored.reader, runtime, settings, as_json=as_json) and sound

@@ -5,8 +5,9 @@ frozen one by a drop at the version that was surveyed, one that was retired befo
 that was acknowledged and is not in the pack makes the drop refuse, and then the rollout stays live and the pack says
 nothing of it. Only keys that are in the pack are deleted, so whatever lands late stays as the evidence it is.
 
-The order of effects: ``{create pack}``, ``{create index}``, ``settle``, ``{create done}``, ``take_away``. Whoever dies
-before ``done`` leaves every record live; whoever dies behind it leaves copies, which the next run takes away.
+The order of effects: ``{create pack}``, ``{create index}``, ``settle``, ``{create done}``, ``swept``, ``take_away``.
+Whoever dies before ``done`` leaves every record live; whoever dies behind it leaves copies, which the next run takes
+away. A pack that a sweep took, because it was so old that its archiver must be dead, is missed by ``swept``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from s3capture.effects import Delete, Deleted, Get, List, ObjectInfo, Steps
-from s3capture.keys import RolloutKeys
+from s3capture.keys import ArchiveKeys, PackName, RolloutKeys
 from s3capture.protocol import bodies
 from s3capture.protocol.bodies import Origin
 from s3capture.protocol.freezing import is_retired
@@ -29,12 +30,14 @@ class Packable:
     """What is to be packed of a rollout: ``rows`` of the attempt and of its markers.
 
     ``records`` are the keys that may be deleted once the archive speaks for the rollout: everything but fences and
-    seals, which go on refusing late writers. ``snapshot_id`` and ``version`` are set when the rollout is frozen and
-    still to be retired, empty and 0 when it is retired.
+    seals, which go on refusing late writers. ``fences`` are those of the survey: a rollout that was deleted and begun
+    anew has others. ``snapshot_id`` and ``version`` are set when the rollout is frozen and still to be retired, empty
+    and 0 when it is retired.
     """
 
     rows: tuple[ObjectInfo, ...]
     records: frozenset[str]
+    fences: frozenset[ObjectInfo]
     snapshot_id: str = ""
     version: int = 0
 
@@ -51,12 +54,13 @@ def examine(keys: RolloutKeys, *, archived: bool = False) -> Steps[Packable | st
     records = frozenset(records_of(keys, seen, markers, seals))
     if not records:
         return "its records are gone or were archived"
+    fences = frozenset(row for row in seen.objects if row.key.startswith(keys.fences))
     everything = (*(row for row in seen.objects if row.key not in seen.foreign), *markers)
     if archived:
-        return Packable(tuple(row for row in everything if row.key in records), records)
+        return Packable(tuple(row for row in everything if row.key in records), records, fences)
     if seen.retired:
         (answer,) = yield (Get(keys.retired),)
-        return Packable(everything, records) if _was_to_be_kept(keys, found(answer)) else _BEING_DELETED
+        return Packable(everything, records, fences) if _was_to_be_kept(keys, found(answer)) else _BEING_DELETED
     if not seen.frozen:
         return "it is not frozen"
     (answer,) = yield (Get(keys.frozen),)
@@ -70,9 +74,10 @@ def examine(keys: RolloutKeys, *, archived: bool = False) -> Steps[Packable | st
         if body is not None and bodies.read_drop(keys, version, body):
             # A consumer may be deleting it right now, marks first: what is left is no copy of the rollout then.
             landed = 1 + len(manifest.outcomes) + len(seen.conflicts) + len(seen.marks)
-            whole = manifest.outcomes <= seen.outcomes.keys() and landed >= version
-            return Packable(everything, records) if whole else _BEING_DELETED
-    return Packable(everything, records, manifest.snapshot_id, seen.version(manifest))
+            named = manifest.marks <= seen.marks and manifest.conflicts <= seen.conflicts
+            whole = named and manifest.outcomes <= seen.outcomes.keys() and landed >= version
+            return Packable(everything, records, fences) if whole else _BEING_DELETED
+    return Packable(everything, records, fences, manifest.snapshot_id, seen.version(manifest))
 
 
 def _was_to_be_kept(keys: RolloutKeys, body: bytes | None) -> bool:
@@ -87,8 +92,17 @@ def settle(keys: RolloutKeys, packable: Packable, origin: Origin) -> Steps[bool]
         dropped = yield from drop(keys, packable.snapshot_id, packable.version, origin, keep=True)
         return dropped.retired
     (answer,) = yield (List(keys.fences),)
-    # It was retired when it was surveyed; only a deletion of the rollout can have undone that.
-    return (yield from is_retired(keys, rows(keys, answer)))
+    # It was retired when it was surveyed; only a deletion of the rollout can have undone that, and then it may have
+    # been begun, and retired, anew: the fences of the survey must be there, as they were.
+    now = rows(keys, answer)
+    return packable.fences <= frozenset(now.objects) and (yield from is_retired(keys, now))
+
+
+def swept(keys: ArchiveKeys, names: frozenset[PackName]) -> Steps[frozenset[PackName]]:
+    """Which of these packs are gone, or have lost their index. Call it behind done, before ``take_away``."""
+    (answer,) = yield (List(keys.base),)
+    here = {row.key for row in listed(answer)}
+    return frozenset(name for name in names if not {keys.pack(name), keys.index(name)} <= here)
 
 
 def take_away(packed: frozenset[str]) -> Steps[tuple[tuple[str, str], ...]]:

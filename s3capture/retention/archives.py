@@ -36,6 +36,10 @@ class ArchiveHand(Protocol):
         and tombstones, and packs without an index that are older than ``until`` (Unix seconds)."""
         ...
 
+    def confirm(self, keys: Sequence[str], until: float) -> Sequence[str]:
+        """Those of ``keys`` that may still be deleted, judged by the archive as it is now. Raise ``StoreError``."""
+        ...
+
 
 def hand_of(run: StoredRun, runtime: Runtime) -> ArchiveHand | None:
     """The hand of the archive of ``run``; None where nothing was ever packed. Raise ``StoreError``.
@@ -55,7 +59,7 @@ def hand_of(run: StoredRun, runtime: Runtime) -> ArchiveHand | None:
         what = f"deletion from the archive of run {run.keys.run!r}"
         runtime.submit("delete", what, lambda: _create(key, body), patient=True).result()
 
-    return ArchiveDeletion(catalog, create, runtime.origin)
+    return ArchiveDeletion(run, catalog, create, runtime.origin)
 
 
 def _create(key: str, body: bytes) -> Steps[None]:

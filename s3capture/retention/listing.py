@@ -74,8 +74,9 @@ class Shard:
 class LiveRun(StoredRun):
     """A run without its archive: only what can be deleted object by object."""
 
-    def catalog(self) -> Catalog | None:
+    def catalog(self, *, again: bool = False) -> Catalog | None:
         """None: packs are not looked at."""
+        del again
         return None
 
 

@@ -48,10 +48,18 @@ class Outcome:
         return not self.left and not self.error and not self.came_back
 
 
-def carry_out(runtime: Runtime, plan: Plan, *, hand: ArchiveHand | None = None) -> Iterator[Outcome]:
+def carry_out(
+    runtime: Runtime,
+    plan: Plan,
+    *,
+    hand: ArchiveHand | None = None,
+    again: Callable[[], ArchiveHand | None] = lambda: None,
+) -> Iterator[Outcome]:
     """Retire or delete the candidates of ``plan`` and yield an outcome for each, in their order.
 
-    Raise nothing that one rollout can cause; the check of the store at first use raises ``StoreError``.
+    ``again`` gives the hand of the archive as it is behind the deletions: an archiver may have packed a rollout before
+    its fences were gone, and lists no other after that. Raise nothing that one rollout can cause; the check of the
+    store at first use raises ``StoreError``.
     """
     retires = plan.request.act is Act.RETIRE
 
@@ -68,6 +76,18 @@ def carry_out(runtime: Runtime, plan: Plan, *, hand: ArchiveHand | None = None) 
         steps,
         creates=retires,
     )
+    if plan.request.act is Act.DELETE and not plan.request.everything:
+        yield from _forgotten_again(plan, again)
+
+
+def _forgotten_again(plan: Plan, again: Callable[[], ArchiveHand | None]) -> Iterator[Outcome]:
+    try:
+        hand = again()
+        packed = [] if hand is None else [c.rollout for c in plan.candidates if hand.holds(c.rollout)]
+        if hand is not None and packed:
+            hand.forget(packed)
+    except CaptureError as error:
+        yield Outcome("the archive", error=f"it could not be asked again to forget what was deleted: {error}")
 
 
 def _forgotten(plan: Plan, hand: ArchiveHand | None) -> Iterator[Candidate | Outcome]:

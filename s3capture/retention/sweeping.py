@@ -44,7 +44,7 @@ class What(StrEnum):
 
     RESIDUE = "records of retired rollouts"
     LATE = "late objects behind a retirement"
-    COPIES = "copies of archived records"
+    COPIES = "copies of archived records, which archive takes away"
     KEPT = "records kept behind a retirement"
     FENCES = "fences and seals of retired rollouts"
     MARKERS = "markers without a rollout"
@@ -76,6 +76,7 @@ class SweepPlan:
     kept: dict[What, Tally]
     problems: tuple[str, ...]
     strays: tuple[str, ...]
+    until: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -128,12 +129,22 @@ def plan_sweep(run: StoredRun, until: float, *, kept: bool = False, hand: Archiv
         total.tallies[What.ARCHIVE] = tally(rows)
     order = {what: total.tallies[what] for what in What if what in total.tallies}
     return SweepPlan(
-        tuple(total.rollouts), tuple(total.loose), archive, order, total.kept, tuple(total.problems), tuple(strays)
+        tuple(total.rollouts),
+        tuple(total.loose),
+        archive,
+        order,
+        total.kept,
+        tuple(total.problems),
+        tuple(strays),
+        until,
     )
 
 
-def sweep(runtime: Runtime, plan: SweepPlan) -> Iterator[Outcome]:
-    """Delete what ``plan`` names and nothing else, and yield an outcome for each rollout and batch of keys."""
+def sweep(runtime: Runtime, plan: SweepPlan, *, hand: ArchiveHand | None = None) -> Iterator[Outcome]:
+    """Delete what ``plan`` names and nothing else, and yield an outcome for each rollout and batch of keys.
+
+    Files of the archive go only if ``hand`` still finds that nobody needs them; without it they stay.
+    """
     yield from side_by_side(
         runtime,
         "sweep",
@@ -143,7 +154,13 @@ def sweep(runtime: Runtime, plan: SweepPlan) -> Iterator[Outcome]:
     )
     if plan.loose:
         yield from clear(runtime, (plan.loose,))
-    yield from clear(runtime, ordered(runtime.keys, plan.archive))
+    if plan.archive and hand is not None:
+        try:
+            going = tuple(hand.confirm(plan.archive, plan.until))
+        except CaptureError as error:
+            yield Outcome("the archive", error=f"its files stay: {error}")
+        else:
+            yield from clear(runtime, ordered(runtime.keys, going))
 
 
 def _steps(keys: RunKeys, item: SweptRollout) -> Steps[Outcome]:
@@ -174,9 +191,11 @@ def _of_shard(
             if parts.attempt:
                 _of_rollout(found, parts, until, kept, hand)
             elif parts.markers and _old(parts.markers, until):
-                what = What.COPIES if parts.stored.archived else What.MARKERS
-                found.add(what, parts.markers)
-                found.loose += [row.key for row in parts.markers]
+                if parts.stored.archived:
+                    found.add(What.COPIES, parts.markers, stays=True)
+                else:
+                    found.add(What.MARKERS, parts.markers)
+                    found.loose += [row.key for row in parts.markers]
             if parts.ledger and _old(parts.ledger, until):
                 _of_ledger(found, run.reader, run.keys, parts, kept)
         except StoreError:
@@ -207,11 +226,14 @@ def _of_rollout(found: _Found, parts: Parts, until: float, kept: bool, hand: Arc
         return
     groups = _sorted(parts, seen, stands)
     stays = () if kept else groups.pop(What.KEPT, ())
+    # Only the archiver compares a copy with its pack before it lets go of it.
+    copies = groups.pop(What.COPIES, ())
+    found.add(What.COPIES, copies, stays=True)
     for what, group in groups.items():
         found.add(what, group)
     found.add(What.KEPT, stays, stays=True)
     fences = _fences(parts, seen, stands)
-    whole = not stays and not seen.foreign
+    whole = not stays and not copies and not seen.foreign
     if whole and stored.archived and (hand is None or hand.needs_fences(parts.rollout)):
         whole = False  # the fences are what says that the pack speaks for it
     if whole:

@@ -1,7 +1,7 @@
 """One rollout as it is kept: its rows, and its bodies on demand.
 
-The rule of this module: a key has one body, wherever it lies; a live object is read live. Rows say what a LIST said
-when the rollout was live, so sizes and times do not change by being packed.
+The rule of this module: a key has one body, wherever it lies: packed if the archive has it, else live. Rows say what a
+LIST said when the rollout was live, so sizes and times do not change by being packed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class StoredRollout:
     ``rows`` are the objects of the attempt, each key once. ``archived`` is True when the archive speaks for it: it was
     retired for a pack, and the fences of that retirement are not among the rows. ``packed`` are the keys whose bodies
     lie in packs, ``markers`` the continuation markers that do; ``live`` are the rows of the attempt that a LIST still
-    shows, among them fences that are no part of what was archived.
+    shows, among them fences that are no part of what was archived. ``problem`` says why what the archive holds of it
+    cannot be read, where it cannot: ``read`` raises that as ``CorruptObjectError`` then.
     """
 
     keys: RolloutKeys
@@ -32,6 +33,7 @@ class StoredRollout:
     packed: frozenset[str] = frozenset()
     markers: tuple[ObjectInfo, ...] = ()
     unpack: Callable[[Iterable[str]], Mapping[str, bytes]] = field(default=lambda _: {}, repr=False)
+    problem: str = ""
 
     @property
     def rollout_id(self) -> str:

@@ -2,7 +2,8 @@
 
 The rule of this module: for a rollout that the archive speaks for, the packed rows are the rollout; a live row counts
 beside them when it is a record that no pack holds (it came late, and is evidence), and a fence never does: those that
-are live and not packed are the archive's own retirement. Rollouts that it does not speak for are what is live.
+are live and not packed are the archive's own retirement. Rollouts that it does not speak for are what is live. Where
+that is a retired rollout, the archive is listed again behind it: what was live a moment ago may be packed by now.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from itertools import chain
 from typing import Protocol
 
 from s3capture.effects import ObjectInfo
-from s3capture.keys import RunKeys, parse
+from s3capture.keys import Kind, RunKeys, parse
+from s3capture.protocol.bodies import SEAL_LIMIT
 from s3capture.reader import Reader
 from s3capture.stored.rollout import StoredRollout
 
+_FENCES = (Kind.CLOSING, Kind.FROZEN, Kind.RETIRING, Kind.DROP, Kind.RETIRED)
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What the archive says of one rollout: its rows by key (attempt and markers), and how their bodies are read."""
+    """What the archive says of one rollout: its rows by key (attempt and markers), and how their bodies are read.
+
+    ``problem`` says, where not empty, why the rollout cannot be read whole; no body can be then.
+    """
 
     rows: Mapping[str, ObjectInfo]
     unpack: Callable[..., Mapping[str, bytes]]
+    problem: str = ""
 
 
 class Catalog(Protocol):
@@ -57,7 +64,8 @@ class StoredRun:
         self.reader, self.keys = reader, keys
         self._lock = threading.Lock()
         self._catalog: Catalog | None = None
-        self._looked = False
+        self._rows: tuple[ObjectInfo, ...] | None = None
+        self._problems: dict[str, str] = {}
 
     @property
     def what(self) -> str:
@@ -87,6 +95,9 @@ class StoredRun:
         live, strays = _by_rollout(self.keys, self.reader.list(self.keys.attempts_shard(hh), self.what))
         catalog = self.catalog()
         packed = catalog.of_shard(hh) if catalog else {}
+        if any(self._may_be_packed(rows) for rollout, rows in live.items() if rollout not in packed):
+            catalog = self.catalog(again=True)
+            packed = catalog.of_shard(hh) if catalog else {}
         return [
             self._stored(rollout, live.get(rollout, ()), packed.get(rollout)) for rollout in sorted({*live, *packed})
         ], strays
@@ -105,33 +116,71 @@ class StoredRun:
         """Return one rollout; without rows when nothing is stored under the id. Raise ``StoreError``."""
         live = self.reader.list(self.keys.rollout(rollout_id).base, self.what)
         catalog = self.catalog()
-        return self._stored(rollout_id, live, catalog.of_rollout(rollout_id) if catalog else None)
+        packed = catalog.of_rollout(rollout_id) if catalog else None
+        if packed is None and (not live or self._may_be_packed(live)):
+            catalog = self.catalog(again=True)
+            packed = catalog.of_rollout(rollout_id) if catalog else None
+        return self._stored(rollout_id, live, packed)
 
-    def catalog(self) -> Catalog | None:
-        """The archive of the run, or None when nothing was ever packed. Raise ``StoreError``, ``MissingExtraError``."""
+    def catalog(self, *, again: bool = False) -> Catalog | None:
+        """The archive of the run, or None when nothing was ever packed; listed once, or ``again``.
+
+        Raise ``StoreError``, ``MissingExtraError``.
+        """
+        # Who asks again needs a LIST that began after theirs of what is live, so one after the other.
         with self._lock:
-            if not self._looked:
+            if self._rows is None or again:
                 rows = self.reader.list(self.keys.archive.base, self.what)
-                if rows:
-                    from s3capture.archive.catalog import PackCatalog  # noqa: PLC0415 - only archives need pyarrow
-
-                    self._catalog = PackCatalog(self.reader, self.keys, rows)
-                self._looked = True
+                if self._rows is None or {*rows} != {*self._rows}:
+                    self._problems |= self._catalog.problems if self._catalog is not None else {}
+                    self._rows, self._catalog = rows, self._read(rows)
             return self._catalog
+
+    def _read(self, rows: tuple[ObjectInfo, ...]) -> Catalog | None:
+        if not rows:
+            return None
+        from s3capture.archive.catalog import PackCatalog  # noqa: PLC0415 - only archives need pyarrow
+
+        return PackCatalog(self.reader, self.keys, rows)
+
+    def _may_be_packed(self, live: tuple[ObjectInfo, ...]) -> bool:
+        kinds = (parse(self.keys.root, row.key) for row in live)
+        return any(found is not None and found.kind in (Kind.RETIRED, Kind.DROP) for found in kinds)
 
     def problems(self) -> dict[str, str]:
         """What of the archive could not be read so far: keys, each with the reason. Ask after the rollouts."""
-        return dict(self._catalog.problems) if self._catalog is not None else {}
+        return self._problems | dict(self._catalog.problems if self._catalog is not None else {})
+
+    def _is_record(self, row: ObjectInfo) -> bool:
+        """Whether a live object is one that archiving takes away: a small outcome may be a seal, which stays."""
+        parsed = parse(self.keys.root, row.key)
+        kind = None if parsed is None else parsed.kind
+        return kind in (Kind.INTENT, Kind.CONFLICT, Kind.MARK) or (kind is Kind.CALL and row.size > SEAL_LIMIT)
+
+    def _is_fence(self, row: ObjectInfo) -> bool:
+        parsed = parse(self.keys.root, row.key)
+        return parsed is not None and parsed.kind in _FENCES
 
     def _stored(self, rollout_id: str, live: tuple[ObjectInfo, ...], packed: Packed | None) -> StoredRollout:
         keys = self.keys.rollout(rollout_id)
-        if packed is None:
+        if packed is None or (packed.problem and any(self._is_record(row) for row in live)):
+            # Where a pack was lost before its copies were taken away, they are the rollout.
             return StoredRollout(keys, live, self.reader, live)
-        extra = [row for row in live if row.key not in packed.rows and not row.key.startswith(keys.fences)]
+        if packed.problem:
+            self._problems[f"{self.keys.archive.base} {rollout_id}"] = packed.problem
+        extra = [row for row in live if row.key not in packed.rows and not self._is_fence(row)]
         own = [row for key, row in packed.rows.items() if key.startswith(keys.base)]
         markers = tuple(row for key, row in packed.rows.items() if not key.startswith(keys.base))
         return StoredRollout(
-            keys, (*own, *extra), self.reader, live, True, frozenset(packed.rows), markers, packed.unpack
+            keys,
+            (*own, *extra),
+            self.reader,
+            live,
+            True,
+            frozenset(packed.rows),
+            markers,
+            packed.unpack,
+            packed.problem,
         )
 
 

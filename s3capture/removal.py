@@ -50,7 +50,10 @@ async def remove_each(
     async def remove(rollout: str) -> _R:
         what = f"{op} of rollout {rollout!r}, run {run!r}"
         async with room:
-            return await endpoint._result(runtime.submit(op, what, lambda: steps(rollout), patient=True), what)
+            # What was spilled here must not come back into what is being deleted.
+            publishes = not op.endswith("delete")
+            operation = runtime.submit(op, what, lambda: steps(rollout), patient=True, publishes=publishes)
+            return await endpoint._result(operation, what)
 
     results = await asyncio.gather(*(remove(rollout) for rollout in batch), return_exceptions=True)
     done: list[tuple[str, Removed]] = []

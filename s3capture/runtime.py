@@ -123,11 +123,14 @@ class Runtime:
         make: Callable[[], Steps[_T]],
         *,
         writes: bool = True,
+        publishes: bool | None = None,
         drains: str | None = None,
         patient: bool = False,
     ) -> Operation[_T]:
         """Run the generator of ``make`` in a thread, inside ``op_timeout_s`` from when a thread takes it.
 
+        Whoever ``writes`` has the store checked at first use, and spilled marks published behind a success, unless it
+        ``publishes`` nothing: what only reads and deletes must not create, or a deleted rollout comes back as a mark.
         ``drains`` names a rollout whose spilled marks are published first, so that the operation counts them.
         ``patient`` says that it may wait for a thread as long as it takes: a trainer that freezes thousands of
         rollouts at once wants them all. Otherwise that wait is bounded by ``op_timeout_s`` as well.
@@ -139,7 +142,8 @@ class Runtime:
             if drains is not None:
                 self.spilling.drain(rollout=drains, deadline=deadline)
             result = self.driver.run(make(), deadline=deadline, what=what, tally=tally)
-            self.spilling.succeeded()
+            if writes if publishes is None else publishes:
+                self.spilling.succeeded()
             return result
 
         return self.work(op, what, run, patient=patient)

@@ -97,6 +97,7 @@ WRONG = Counter(
         ("late", Kind.FOREIGN_KEY): 1,
         (None, Kind.FOREIGN_KEY): 2,
         ("gone", Kind.ORPHAN_LINEAGE): 1,
+        ("residue", Kind.LOST_EVIDENCE): 1,
     }
 )
 """What fails, by rollout and kind; that each other rollout has no ledger, while ``both`` has, comes on top."""
@@ -234,7 +235,9 @@ def test_kept_records_are_told_from_leftovers(found: list[Finding]) -> None:
     assert only(found, "kept-1", Kind.RETAINED).details["outcomes"] == 3
     residue = only(found, "residue", Kind.RESIDUE)
     assert (residue.details["outcomes"], residue.details["intents"]) == (1, 1)
-    assert "2 outcomes of its snapshot were deleted" in residue.sentence
+    lost = only(found, "residue", Kind.LOST_EVIDENCE)
+    assert lost.details == {"outcomes": 2, "conflicts": 0, "marks": 0, "since_freeze": 0}
+    assert "2 outcomes of its snapshot were deleted" in lost.sentence
 
 
 def test_a_damaged_object_is_told_by_key_whatever_it_is(found: list[Finding]) -> None:

@@ -651,6 +651,7 @@ class Hand:
         self.store, self.fences, self.fails = store, fences, fails
         self.forgotten: list[tuple[str, bool]] = []
         self.name = PackName("0" * 16, "f" * 16, "a" * 64)
+        self.needed: frozenset[str] = frozenset()
 
     def holds(self, rollout_id: str) -> bool:
         """See ``ArchiveHand``."""
@@ -669,6 +670,10 @@ class Hand:
     def sweepable(self, until: float) -> Sequence[str]:  # noqa: ARG002
         """See ``ArchiveHand``."""
         return (KEYS.archive.pack(self.name), KEYS.archive.index(self.name), KEYS.archive.done(self.name, "n"))
+
+    def confirm(self, keys: Sequence[str], until: float) -> Sequence[str]:  # noqa: ARG002
+        """See ``ArchiveHand``."""
+        return [key for key in keys if key not in self.needed]
 
 
 def test_packs_forget_before_anything_live_goes(bench: Bench) -> None:
@@ -702,19 +707,35 @@ class Catalog:
         return self.packed if rollout_id == "dropped" else None
 
 
-@pytest.mark.parametrize("fences", [True, False])
-def test_copies_of_archived_records_go_and_fences_when_no_pack_needs_them(bench: Bench, fences: bool) -> None:
-    """Small objects that a pack holds are swept; the fences of the rollout only once the pack speaks without them."""
-    bench.fill(retention="keep")
+def archived_sweep(bench: Bench, *, fences: bool) -> SweepPlan:
+    """Sweep a run in which a pack holds what there was of ``dropped``."""
     keys = KEYS.rollout("dropped")
-    small = [row for row in bench.store.list(keys.base) if not row.key.startswith(keys.fences)]
+    rows = (*bench.store.list(keys.base), *bench.store.list(keys.lineage_base))
+    small = [row for row in rows if not row.key.startswith(keys.fences)]
+    hand = Hand(bench.store, fences=fences)
     with Reader(bench.store) as reader:
         run = StoredRun(reader, KEYS)
-        run.catalog = lambda: Catalog(small)  # type: ignore[method-assign, assignment, return-value]
-        plan = plan_sweep(run, NOW + DAY, hand=Hand(bench.store, fences=fences))
-    assert all(outcome.done for outcome in sweep(bench.runtime(), plan) if outcome.what == "dropped")
-    assert records(bench.store, "dropped") == ({keys.call("c2")} if fences else set())
-    assert bool(bench.store.list(keys.fences)) is fences
+        run.catalog = lambda again=False: Catalog(small)  # type: ignore[method-assign, assignment, misc] # noqa: ARG005
+        plan = plan_sweep(run, NOW + DAY, hand=hand)
+    assert all(outcome.done for outcome in sweep(bench.runtime(), plan, hand=hand) if outcome.what == "dropped")
+    return plan
+
+
+def test_copies_of_archived_records_are_left_to_the_archiver(bench: Bench) -> None:
+    """Small objects that a pack holds are told and stay: a sweep compares nothing, and the pack may be lost."""
+    bench.fill(retention="keep")
+    before = records(bench.store, "dropped")
+    plan = archived_sweep(bench, fences=False)
+    assert What.COPIES in plan.kept and What.COPIES not in plan.tallies
+    assert records(bench.store, "dropped") == before and bench.store.list(KEYS.rollout("dropped").fences)
+
+
+@pytest.mark.parametrize("fences", [True, False])
+def test_fences_of_an_archived_rollout_stay_while_a_pack_needs_them(bench: Bench, fences: bool) -> None:
+    """Without copies, the fences of an archived rollout go only when no pack speaks for it."""
+    bench.fill()
+    archived_sweep(bench, fences=fences)
+    assert bool(bench.store.list(KEYS.rollout("dropped").fences)) is fences
 
 
 def test_nothing_is_swept_beside_a_damaged_archive(bench: Bench) -> None:
@@ -744,9 +765,22 @@ def test_archive_files_go_index_first(bench: Bench) -> None:
 
     bench.store.delete = noted  # type: ignore[method-assign]
     plan = SweepPlan((), (), tuple(hand.sweepable(0.0)), {}, {}, (), ())
-    assert all(outcome.done for outcome in sweep(bench.runtime(), plan))
+    assert all(outcome.done for outcome in sweep(bench.runtime(), plan, hand=hand))
     kinds = [parsed.kind for key in order if (parsed := parse(KEYS.root, key)) is not None]
     assert kinds == [Kind.ARCHIVE_INDEX, Kind.ARCHIVE_PACK, Kind.ARCHIVE_DONE]
+
+
+def test_an_archive_file_that_is_needed_meanwhile_stays(bench: Bench) -> None:
+    """What was planned is judged again right before it goes, and without anyone to judge nothing goes."""
+    hand = Hand(bench.store)
+    names = hand.sweepable(0.0)
+    for key in names:
+        bench.store.create(key, b"x")
+    plan = SweepPlan((), (), tuple(names), {}, {}, (), ())
+    assert list(sweep(bench.runtime(), plan)) == []
+    hand.needed = frozenset(names[:2])
+    assert all(outcome.done for outcome in sweep(bench.runtime(), plan, hand=hand))
+    assert {row.key for row in bench.store.list(KEYS.archive.base)} == hand.needed
 
 
 # -- keeping, and the bucket's own rules ----------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     CONFLICT = "conflict"
     MARK = "mark"
     SPILLED_MARK = "spilled-mark"
+    LOST_EVIDENCE = "lost-evidence"
     # What cannot be trusted.
     DAMAGED_OBJECT = "damaged-object"
     LOST_OBJECT = "lost-object"
@@ -65,6 +66,7 @@ class Kind(StrEnum):
     LEDGER_OPEN_CALL = "ledger-open-call"
     SPILLED_ELSEWHERE = "spilled-elsewhere"
     ORPHAN_PACK = "orphan-pack"
+    UNLISTED_PACK = "unlisted-pack"
     PROBE_LEFTOVER = "probe-leftover"
 
 
@@ -84,6 +86,7 @@ _NOTES = frozenset(
         Kind.LEDGER_OPEN_CALL,
         Kind.SPILLED_ELSEWHERE,
         Kind.ORPHAN_PACK,
+        Kind.UNLISTED_PACK,
         Kind.PROBE_LEFTOVER,
     }
 )
@@ -93,6 +96,7 @@ MEANING: Mapping[Kind, str] = {
     Kind.CONFLICT: "a second payload came under a call id that held another one",
     Kind.MARK: "a writer said that something of the rollout was lost",
     Kind.SPILLED_MARK: "a mark of this run that is on this machine's disk and not in the bucket",
+    Kind.LOST_EVIDENCE: "records of it are left, and not all that there was when it was retired or archived",
     Kind.DAMAGED_OBJECT: "an object that fails its digest, or is not what its key says",
     Kind.LOST_OBJECT: "listed time and again, and never there to be read",
     Kind.BROKEN_RECORD: "intact as stored, and breaks the contract of a record",
@@ -125,6 +129,7 @@ MEANING: Mapping[Kind, str] = {
     Kind.LEDGER_OPEN_CALL: "asked to be admitted by an open ledger, and has no outcome yet",
     Kind.SPILLED_ELSEWHERE: "a mark of a run of this name, spilled under another address",
     Kind.ORPHAN_PACK: "a pack without an index: being made or swept, or its process died; it speaks for nobody",
+    Kind.UNLISTED_PACK: "no list names the pack, and rollouts in it have no other records: nobody reads it",
     Kind.PROBE_LEFTOVER: "the scratch key of a check whose process died",
 }
 

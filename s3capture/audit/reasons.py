@@ -35,10 +35,15 @@ class Case:
 
     @property
     def swept(self) -> bool:
-        """Whether records of the snapshot are gone because the rollout was retired."""
+        """Whether a part of the rollout is gone because it was retired, or because the archive lost it."""
         manifest = self.stands.manifest
-        return self.stands.state is State.RETIRED and (
-            manifest is None or not manifest.outcomes <= self.seen.outcomes.keys()
+        return (
+            self.stands.lost
+            or bool(self.rollout.problem)
+            or (
+                self.stands.state is State.RETIRED
+                and (manifest is None or not manifest.outcomes <= self.seen.outcomes.keys())
+            )
         )
 
     def finding(self, kind: Kind, sentence: str, **more: Any) -> Finding:
@@ -245,6 +250,9 @@ def _standing(case: Case) -> Iterator[Finding]:
     summary, keys = case.detail.summary, case.rollout.keys
     changed = summary.last_modified
     last = "" if changed is None else f"; last change at {utc(changed)} UTC"
+    if case.rollout.problem:
+        sentence = f"{case.rollout.problem}; so it is never given as complete"
+        yield case.finding(Kind.LOST_EVIDENCE, sentence, key=keys.of.archive.base)
     if case.rollout.archived:
         yield case.finding(Kind.ARCHIVED, "was packed into the archive, and retired for it", at=changed)
         yield from _copies(case)
@@ -300,14 +308,34 @@ def _left(case: Case) -> Iterator[Finding]:
     }
     held = f"holds {many(len(records), 'outcome')}, {many(len(begun), 'intent')}, {many(len(marks), 'mark')} and "
     held += many(len(conflicts), "conflict")
-    if manifest is None:
+    if case.stands.lost:
+        kind, why = Kind.RESIDUE, "what else there was is gone, or was to go"
+        yield _lost(case, f"was {how}{stated(by, at)} and still {held}", by, at)
+    elif manifest is None:
         kind, why = Kind.RETAINED, "kept or left behind: without a snapshot that cannot be told"
     elif case.swept:
-        gone = len(manifest.outcomes - seen.outcomes.keys())
-        kind, why = Kind.RESIDUE, f"{many(gone, 'outcome')} of its snapshot were deleted and these were not"
+        kind, why = Kind.RESIDUE, "the outcomes of its snapshot were deleted and these were not"
     else:
         kind, why = Kind.RETAINED, "its whole snapshot, so it was kept (retention='keep') or not deleted yet"
     yield case.finding(kind, f"was {how}{stated(by, at)} and still {held}: {why}", by=by, at=at, details=details)
+
+
+def _lost(case: Case, held: str, by: str | None, at: float | None) -> Finding:
+    """Records that are left of a retired rollout, and what is not there any more that may have spoken against them."""
+    manifest, seen, granted = case.stands.manifest, case.seen, case.stands.granted
+    details = {"outcomes": 0, "conflicts": 0, "marks": 0, "since_freeze": 0}
+    if manifest is not None:
+        details["outcomes"] = len(manifest.outcomes - seen.outcomes.keys())
+        details["conflicts"] = len(manifest.conflicts - seen.conflicts)
+        details["marks"] = len(manifest.marks - seen.marks)
+        details["since_freeze"] = max(0, (granted or 0) - seen.version(manifest))
+    words = [many(count, name[:-1]) for name, count in details.items() if count and name != "since_freeze"]
+    gone = [f"{' and '.join(words)} of its snapshot were deleted and these were not"] if words else []
+    if since := details["since_freeze"]:
+        gone.append(f"the drop counted {many(since, 'mark')} or conflicts behind the freeze that are gone")
+    if case.stands.kept is False:
+        gone.append("its retirement was to delete all of it")
+    return case.finding(Kind.LOST_EVIDENCE, f"{held}: {'; '.join(gone)}", by=by, at=at, details=details)
 
 
 def _retirement(case: Case) -> tuple[str, str | None, float | None]:

@@ -2,7 +2,8 @@
 
 The rule of this module: the bodies of a rollout are in memory only while it is judged, and only so many bytes of all
 rollouts at once. A rollout that changes under the audit (it is dropped, or packed, between LIST and GET) is read
-again as it is by then; what is listed time and again and never there is a finding.
+again as it is by then; what is listed time and again and never there is a finding, and so is a retired rollout of which
+a part is gone each time: a deletion that is under way is not told as a loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from s3capture.audit.reasons import Case, name_of, reasons
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
 from s3capture.inspection import RolloutDetail, State, judge_rollout, stored_at
-from s3capture.inspection.standing import Judge, standing
+from s3capture.inspection.detail import bodies_of
+from s3capture.inspection.standing import Judge, archived_of, rows_of, standing
 from s3capture.keys import Kind as KeyKind
 from s3capture.keys import parse, unescape
 from s3capture.protocol.survey import survey
@@ -53,7 +55,7 @@ class RolloutAudit:
     @property
     def captured(self) -> bool:
         """Whether anything of a capture is stored, and not a ledger alone."""
-        return bool(self.rollout.rows)
+        return bool(self.rollout.rows or self.rollout.problem)
 
 
 class Budget:
@@ -95,7 +97,9 @@ def audit_rollout(
         with budget.taken(sum(row.size for row in rollout.rows)):
             read = _read(rollout)
             if not read.gone or look == _LOOKS:
-                return _judged_whole(rollout, read, markers, ledger)
+                audit = _judged_whole(rollout, read, markers, ledger)
+                if look == _LOOKS or not any(finding.kind is Kind.LOST_EVIDENCE for finding in audit.findings):
+                    return audit
         rollout = again()
     raise AssertionError("the last look returns")
 
@@ -110,7 +114,7 @@ class _Read:
 
 
 def _read(rollout: StoredRollout) -> _Read:
-    own = [row.key for row in rollout.rows if parse(rollout.keys.of.root, row.key) is not None]
+    own = bodies_of(rollout)
     lost: dict[str, str] = {}
     try:
         stored = rollout.read(own)
@@ -160,11 +164,11 @@ def _judged(
     markers = Markers(rollout, (*live, *(row for row in rollout.markers if row.key not in listed)))
     chains = Chains(keys, stored)
     detail = judge_rollout(rollout, stored, lineage_markers=len(markers.rows), read_entry=chains.read_entry)
-    seen = survey(keys, rollout.rows)
+    seen = survey(keys, rows_of(rollout))
     at = {row.key: time for row in rollout.rows if (time := stored_at(row)) is not None}
-    case = Case(rollout, seen, standing(keys, seen, Judge(stored.get)), detail, stored, at)
-    found = [*reasons(case), *_damage(case, chains, read)] if rollout.rows else []
-    found += chains.findings(swept=case.swept)
+    case = Case(rollout, seen, standing(keys, seen, Judge(stored.get), archived_of(rollout)), detail, stored, at)
+    found = [*reasons(case), *_damage(case, chains, read)] if rollout.rows or rollout.problem else []
+    found += [] if rollout.problem else chains.findings(swept=case.swept)
     at_fault = (parse(keys.of.root, damage.key) for damage in detail.damaged)
     damaged = {parsed.call for parsed in at_fault if parsed is not None and parsed.kind is KeyKind.CALL}
     damaged |= {parsed.call for parsed in (parse(keys.of.root, key) for key in read.lost) if parsed is not None}
@@ -176,8 +180,8 @@ def _judged(
         begun=seen.intents,
     )
     closed = case.stands.state is not State.OPEN
-    found += markers.findings(payloads, closed=closed, swept=case.swept)
-    if markers.late:
+    found += [] if rollout.problem else markers.findings(payloads, closed=closed, swept=case.swept)
+    if markers.late and not rollout.problem:
         count = many(len(markers.late), "lineage marker")
         sentence = f"{count} of puts that were refused, or of records since deleted: resolve finds no call behind them"
         found.append(case.finding(Kind.LATE, sentence, details={"what": "marker", "keys": markers.late[:20]}))
@@ -194,12 +198,14 @@ def _damage(case: Case, chains: Chains, read: _Read) -> Iterator[Finding]:
     root = case.rollout.keys.of.root
     told = {damage.key for damage in case.detail.damaged}
     for damage in case.detail.damaged:
+        if damage.key == case.rollout.keys.of.archive.base:
+            continue  # lost evidence
         kind = Kind.BROKEN_RECORD if damage.key in chains.broken else Kind.DAMAGED_OBJECT
         yield case.finding(kind, damage.problem, call=name_of(root, damage.key), key=damage.key)
     for key, problem in misplaced(case.rollout.keys, case.stored):
         if key not in told:
             yield case.finding(Kind.DAMAGED_OBJECT, problem, call=name_of(root, key), key=key)
-    for problem in sorted(set(read.lost.values())):
+    for problem in sorted(set(read.lost.values()) - {case.rollout.problem}):
         keys = [key for key, told in read.lost.items() if told == problem]
         sentence = f"{problem} ({many(len(keys), 'object')} of the rollout)"
         yield case.finding(Kind.DAMAGED_OBJECT, sentence, key=keys[0], details={"keys": keys[:20]})

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from s3capture.audit.archives import archive_findings
 from s3capture.audit.findings import Finding, Kind, many
 from s3capture.audit.markers import by_rollout
 from s3capture.audit.rollout import Budget, RolloutAudit, audit_rollout
@@ -75,10 +76,10 @@ class RunAudit:
         for audit in self.reader.map(judged, self._chosen(run)):
             self.totals.take(audit)
             yield audit
+        if self.selection == Selection():
+            self._strays(run)
         for key, problem in sorted(run.problems().items()):
             self.findings.append(Finding(Kind.DAMAGED_OBJECT, problem, key=key))
-        if self.selection == Selection():
-            self._strays()
         if self.spill is not None and self.target is not None:
             found = spilled(self.spill, self.target)
             self.findings += (one for one in found if one.rollout is None or self.selection.names(one.rollout))
@@ -149,7 +150,7 @@ class RunAudit:
         more = {"markers": len(rows), "keys": [row.key for row in rows[:20]]}
         self.findings.append(Finding(Kind.ORPHAN_LINEAGE, sentence, rollout_id, key=rows[0].key, details=more))
 
-    def _strays(self) -> None:
+    def _strays(self, run: StoredRun) -> None:
         """What lies beside the shards: probes, the archive, folders of others, and halves of ledger and capture."""
         if self._both:
             # Only then are both kept in this run; a run may well keep its tokens elsewhere, and have a ledger alone.
@@ -165,7 +166,7 @@ class RunAudit:
         for folder in self.reader.folders(self.keys.root):
             if folder not in sharded:
                 rows = self.reader.list(folder, f"list of run {self.keys.run!r}")
-                self.findings += self._archive(rows) if folder == self.keys.archive.base else self._beside(rows)
+                self.findings += archive_findings(run, rows) if folder == self.keys.archive.base else self._beside(rows)
 
     def _beside(self, rows: Iterable[ObjectInfo]) -> Iterator[Finding]:
         for row in rows:
@@ -175,28 +176,6 @@ class RunAudit:
                 yield Finding(Kind.PROBE_LEFTOVER, sentence, key=row.key)
             elif parsed is None:
                 yield _foreign(row.key)
-
-    def _archive(self, rows: Iterable[ObjectInfo]) -> Iterator[Finding]:
-        names: dict[KeyKind, dict[str, str]] = {KeyKind.ARCHIVE_PACK: {}, KeyKind.ARCHIVE_INDEX: {}}
-        done: dict[str, str] = {}
-        for row in rows:
-            parsed = parse(self.keys.root, row.key)
-            if parsed is None:
-                yield _foreign(row.key)
-            elif parsed.kind in names:
-                names[parsed.kind][parsed.detail] = row.key
-            elif parsed.kind is KeyKind.ARCHIVE_DONE:
-                done.setdefault(parsed.detail, row.key)
-        packs, indexes = names[KeyKind.ARCHIVE_PACK], names[KeyKind.ARCHIVE_INDEX]
-        for name in sorted(packs.keys() - indexes.keys()):
-            sentence = f"{packs[name]}: a pack without an index: an archive run or a sweep is under way, or died"
-            yield Finding(Kind.ORPHAN_PACK, sentence, key=packs[name], details={"pack": name})
-        for name in sorted(indexes.keys() - packs.keys()):
-            sentence = f"{indexes[name]}: an index whose pack is gone: what was archived in it cannot be read"
-            yield Finding(Kind.LOST_PACK, sentence, key=indexes[name], details={"pack": name})
-        for name in sorted(done.keys() - indexes.keys()):
-            sentence = f"{done[name]}: rollouts were retired for a pack whose index is gone"
-            yield Finding(Kind.LOST_PACK, sentence, key=done[name], details={"pack": name})
 
 
 def _foreign(key: str) -> Finding:

@@ -178,12 +178,16 @@ def _row(rollout: RolloutSummary) -> str:
 
 def notes_of(rollout: RolloutSummary) -> str:
     """Return what is out of the ordinary, in words: ``incomplete: 1 open call, 2 marks; late, refused: 1 outcome``."""
+    from s3capture.inspection import Reason  # noqa: PLC0415 - see common.opened
+
     incomplete = _counted(
         (rollout.open_calls, "open call"),
         (rollout.sealed, "sealed call"),
         (rollout.conflicts, "conflict"),
         (rollout.marks, "mark"),
     )
+    lost = "a part of it is gone" if Reason.LOST_EVIDENCE in rollout.incomplete_reasons else ""
+    incomplete = ", ".join(filter(None, (incomplete, lost)))
     late = _counted(
         (rollout.late, "outcome"),
         (rollout.late_begins, "begin"),

@@ -17,7 +17,7 @@ from s3capture.inspection.detail import (
     inspect_rollout,
     judge_rollout,
 )
-from s3capture.inspection.standing import DamagedObject, State
+from s3capture.inspection.standing import DamagedObject, State, stored_at
 from s3capture.inspection.summary import (
     Reason,
     RolloutSummary,
@@ -25,7 +25,6 @@ from s3capture.inspection.summary import (
     list_rollouts,
     list_runs,
     run_exists,
-    stored_at,
     summary_of,
 )
 

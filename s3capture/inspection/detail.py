@@ -7,14 +7,14 @@ the rest still shown. Damaged objects are kept from the invariants, which would 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from s3capture.codec import StoredObject
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
-from s3capture.inspection.standing import DamagedObject, Judge, standing
+from s3capture.inspection.standing import DamagedObject, Judge, archived_of, rows_of, standing
 from s3capture.inspection.summary import RolloutSummary, summarize
 from s3capture.invariants import ALWAYS, Contents
 from s3capture.keys import Kind, RolloutKeys, parse, unescape
@@ -132,8 +132,25 @@ def inspect_rollout(reader: Reader, keys: RolloutKeys) -> RolloutDetail:
 
 def detail_of(rollout: StoredRollout) -> RolloutDetail:
     """As ``inspect_rollout``, for a rollout that was listed; not from within ``Reader.map``."""
-    own = [row.key for row in rollout.rows if parse(rollout.keys.of.root, row.key) is not None]
-    return judge_rollout(rollout, rollout.read_in_parallel(own))
+    wanted, unread = bodies_of(rollout), dict[str, str]()
+    try:
+        stored = rollout.read_in_parallel(wanted)
+    except CorruptObjectError:
+        # A pack, or its index: one after another, so that what can be read is shown.
+        stored = {}
+        for key in wanted:
+            try:
+                stored |= rollout.read((key,))
+            except CorruptObjectError as error:
+                unread[key] = str(error)
+    return judge_rollout(rollout, stored, unread=unread)
+
+
+def bodies_of(rollout: StoredRollout) -> tuple[str, ...]:
+    """The keys whose bodies ``judge_rollout`` asks for: our rows, and what retired the rollout for the archive."""
+    own = tuple(row.key for row in rows_of(rollout) if parse(rollout.keys.of.root, row.key) is not None)
+    archived = archived_of(rollout)
+    return own if archived is None else (*own, *archived.decisions(rollout.keys))
 
 
 def judge_rollout(
@@ -142,32 +159,45 @@ def judge_rollout(
     *,
     lineage_markers: int | None = None,
     read_entry: ReadEntry = read_entry,
+    unread: Mapping[str, str] | None = None,
 ) -> RolloutDetail:
-    """As ``inspect_rollout``, for a rollout whose bodies were read already, by key.
+    """As ``inspect_rollout``, for a rollout whose bodies (``bodies_of``) were read already, by key.
 
-    One LIST, unless ``lineage_markers`` says what it would count. ``read_entry`` may ask more of a record than a reader
+    One LIST, unless ``lineage_markers`` says what it would count. ``unread`` names keys whose bodies the archive could
+    not give, with the reason: they are damaged. ``read_entry`` may ask more of a record than a reader
     does: what it refuses with ``CorruptObjectError`` is damaged.
     """
     count = len(rollout.lineage()) if lineage_markers is None else lineage_markers
-    return _Inspection(rollout, stored, read_entry).detail(count)
+    return _Inspection(rollout, stored, read_entry, unread or {}).detail(count)
 
 
 class _Inspection:
     """The objects of one rollout, being judged."""
 
-    def __init__(self, rollout: StoredRollout, stored: dict[str, bytes], read_entry: ReadEntry) -> None:
-        keys, rows = rollout.keys, rollout.rows
+    def __init__(
+        self, rollout: StoredRollout, stored: dict[str, bytes], read_entry: ReadEntry, unread: Mapping[str, str]
+    ) -> None:
+        keys, rows = rollout.keys, rows_of(rollout)
         self._read_entry = read_entry
-        self._keys, self._rows, self._stored, self._archived = keys, rows, stored, rollout.archived
+        self._keys, self._rows, self._stored, self._unread = keys, rows, stored, unread
+        self._archived, self._problem = archived_of(rollout), rollout.problem
         self._seen = survey(keys, rows)
-        self._judge = Judge(stored.get)
-        self._stands = standing(keys, self._seen, self._judge)
+        self._judge = Judge(self._get)
+        self._judge.damaged |= unread
+        if self._problem:
+            self._judge.damaged[keys.of.archive.base] = self._problem
+        self._stands = standing(keys, self._seen, self._judge, self._archived)
         self._manifest = self._stands.manifest
         # By what the key says, since a segment may stand for an id that is too long for a key.
         self._listed: dict[Kind, dict[tuple[str, str], ObjectInfo]] = {kind: {} for kind in Kind}
         for row in rows:
             if (parsed := parse(keys.of.root, row.key)) is not None:
                 self._listed[parsed.kind][parsed.call, parsed.detail] = row
+
+    def _get(self, key: str) -> bytes | None:
+        if key in self._unread:
+            raise CorruptObjectError(self._unread[key])
+        return self._stored.get(key)
 
     def detail(self, lineage_markers: int) -> RolloutDetail:
         """Everything that was read, judged."""
@@ -182,14 +212,16 @@ class _Inspection:
         # Last, because everything that is damaged must be known before the invariants see what is left.
         sound = {key: body for key, body in self._stored.items() if key not in self._judge.damaged}
         contents = Contents(self._keys, self._seen, sound)
+        # Where the archive lost a part of the rollout, whatever misses it would only say so once more.
+        invariants = () if self._problem else ALWAYS
         return RolloutDetail(
-            summary=summarize(self._keys, self._rows, self._stored.get, archived=self._archived),
+            summary=summarize(self._keys, self._rows, self._get, archived=self._archived, problem=self._problem),
             snapshot_id=None if self._manifest is None else self._manifest.snapshot_id,
             calls=tuple(calls),
             marks=tuple(marks),
             fences=tuple(fences),
             damaged=self._judge.list(),
-            breaches=tuple(sentence for invariant in ALWAYS for sentence in invariant(contents)),
+            breaches=tuple(sentence for invariant in invariants for sentence in invariant(contents)),
             lineage_markers=lineage_markers,
         )
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 
 from s3capture.effects import ObjectInfo
 from s3capture.errors import InvalidIdError
 from s3capture.ids import validate_run
-from s3capture.inspection.standing import DamagedObject, Judge, State, standing
+from s3capture.inspection.standing import (
+    Archived,
+    DamagedObject,
+    Judge,
+    State,
+    archived_of,
+    rows_of,
+    standing,
+    stored_at,
+)
 from s3capture.keys import Kind, RolloutKeys, RunKeys, parse, run_folder, unescape
 from s3capture.protocol import bodies
 from s3capture.protocol.survey import survey
@@ -30,6 +38,8 @@ class Reason(StrEnum):
     SEALED_CALLS = "sealed-calls"
     CONFLICTS = "conflicts"
     MARKS = "marks"
+    LOST_EVIDENCE = "lost-evidence"
+    """It was retired, or archived, and not all that it held then is there: a mark may be among what is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +152,25 @@ def list_rollouts(
 
 def summary_of(rollout: StoredRollout) -> RolloutSummary:
     """Count one rollout; reads its decisions and its small outcomes. Raise ``StoreError``."""
-    return summarize(rollout.keys, rollout.rows, rollout.get, archived=rollout.archived)
+    return summarize(
+        rollout.keys, rows_of(rollout), rollout.get, archived=archived_of(rollout), problem=rollout.problem
+    )
 
 
 def summarize(
-    keys: RolloutKeys, rows: Sequence[ObjectInfo], get: Callable[[str], bytes | None], *, archived: bool = False
+    keys: RolloutKeys,
+    rows: Sequence[ObjectInfo],
+    get: Callable[[str], bytes | None],
+    *,
+    archived: Archived | None = None,
+    problem: str = "",
 ) -> RolloutSummary:
-    """Count one rollout from the rows of its LIST; ``get`` reads what else is needed."""
+    """Count one rollout from the rows of its LIST; ``get`` reads what else is needed.
+
+    ``problem`` says what the archive lost of it, if anything.
+    """
     seen, judge = survey(keys, rows), Judge(get)
-    stands = standing(keys, seen, judge)
+    stands = standing(keys, seen, judge, archived)
     state, manifest, kinds = stands.state, stands.manifest, stands.kinds
     # Behind a decision only what it names counts: the rest are late outcomes, and begins that were refused.
     counted = seen.outcomes.keys() if manifest is None else seen.outcomes.keys() & manifest.outcomes
@@ -164,8 +184,12 @@ def summarize(
         (Reason.SEALED_CALLS, sealed),
         (Reason.CONFLICTS, conflicts),
         (Reason.MARKS, marks),
+        (Reason.LOST_EVIDENCE, stands.lost or problem),
     )
-    found = tuple(reason for reason, calls in reasons if calls)
+    if problem:
+        judge.damaged[keys.of.archive.base] = problem
+    late_evidence = len(stands.late_conflicts) + len(stands.late_marks)
+    found = tuple(reason for reason, applies in reasons if applies)
     return RolloutSummary(
         rollout=keys.rollout_id,
         state=state,
@@ -180,13 +204,13 @@ def summarize(
         late_conflicts=len(stands.late_conflicts),
         late_marks=len(stands.late_marks),
         bytes=sum(row.size for row in rows),
-        version=seen.version(manifest) if manifest is not None and state is State.FROZEN else None,
+        version=seen.version(manifest) - late_evidence if manifest is not None and state is State.FROZEN else None,
         incomplete=bool(found),
         incomplete_reasons=found,
         last_modified=newest_of(rows),
         damaged=judge.list(),
         foreign=tuple(sorted(seen.foreign)),
-        archived=archived,
+        archived=archived is not None,
     )
 
 
@@ -194,11 +218,3 @@ def newest_of(rows: Sequence[ObjectInfo]) -> float | None:
     """The last change of any row in Unix seconds; None where stamps are no times (the memory store)."""
     stamps = {row.stamp.partition("/")[0]: row for row in rows}
     return max(filter(None, map(stored_at, stamps.values())), default=None)
-
-
-def stored_at(row: ObjectInfo) -> float | None:
-    """When the store says that ``row`` was created, in Unix seconds; None where it does not say."""
-    try:
-        return datetime.fromisoformat(row.stamp.partition("/")[0]).timestamp()
-    except ValueError:
-        return None

@@ -2,7 +2,7 @@
 
 The rule of this module: the freeze decision says which calls there are. A call that landed behind it is never given;
 one that it names and that is damaged, gone or in conflict is a problem, told by name, and makes the rollout incomplete.
-A rollout that is dropped while it is read is judged again by what is there then. It reads and never creates.
+A rollout that is dropped while it is listed or read is judged again by what is there then. It reads and never creates.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from enum import StrEnum
 
 from s3capture.errors import CorruptObjectError
 from s3capture.inspection import RolloutSummary, State
-from s3capture.inspection.standing import Judge, Standing, standing
+from s3capture.inspection.standing import Archived, Judge, Standing, archived_of, standing
 from s3capture.inspection.summary import summarize
 from s3capture.keys import Kind, parse, unescape
 from s3capture.protocol import bodies
+from s3capture.protocol.freezing import ONE_PAGE
 from s3capture.protocol.survey import Survey, survey
 from s3capture.records import EngineRefusal
 from s3capture.replay.assembling import assemble
@@ -53,38 +54,47 @@ class _Gone(Exception):
     """A listed object was not there when it was read: the rollout is being retired or deleted."""
 
 
-def read_rollout(stored: StoredRollout, selection: Selection, again: Callable[[str], StoredRollout]) -> Judged:
+def read_rollout(
+    stored: StoredRollout, selection: Selection, again: Callable[[str], StoredRollout], *, paged: bool = False
+) -> Judged:
     """Judge one rollout and read what is given of it; ``again`` lists it once more. Raise ``StoreError``.
 
+    ``paged`` says that its rows may have come in more than one answer to a LIST; of a large one that is known.
     Not from within ``Reader.map``: the objects of the rollout are read side by side.
     """
     for attempt in range(_TRIES):
         try:
-            return _Reading(stored, selection, last=attempt == _TRIES - 1).judge()
+            paged = not stored.archived and (paged or len(stored.live) >= ONE_PAGE)
+            return _Reading(stored, selection, paged=paged, last=attempt == _TRIES - 1).judge()
         except _Gone:
-            stored = again(stored.rollout_id)
-            if not stored.rows:
+            stored, paged = again(stored.rollout_id), False
+            if not stored.rows and not stored.problem:
                 return Judged(Verdict.DELETED)
     raise AssertionError("unreachable: the last try reports what is gone")
 
 
 class _Reading:
-    def __init__(self, stored: StoredRollout, selection: Selection, *, last: bool) -> None:
-        self._stored, self._selection, self._last = stored, selection, last
+    def __init__(self, stored: StoredRollout, selection: Selection, *, paged: bool, last: bool) -> None:
+        self._stored, self._selection, self._paged, self._last = stored, selection, paged, last
+        self._archived = archived_of(stored)
         self._problems: list[Problem] = []
         self._bodies: dict[str, bytes] = {}
 
     def judge(self) -> Judged:
         keys, rows = self._stored.keys, self._stored.rows
+        if self._stored.problem:
+            # The archive lost a part of it: whether it was complete can no longer be known.
+            self._problem(None, ProblemKind.DAMAGED, self._stored.problem)
+            return self._judged(Verdict.LEFT_OUT)
         seen = survey(keys, rows)
         try:
             # Each time that a pack is asked costs a pass over a part of it, so it is asked once.
             first = seen.outcomes if self._stored.archived else seen.small_outcomes
-            self._read([*_decisions(self._stored), *map(keys.call_at, first)])
-            summary = summarize(keys, rows, self._bodies.get, archived=self._stored.archived)
+            self._read([*_decisions(self._stored, self._archived), *map(keys.call_at, first)])
+            summary = summarize(keys, rows, self._bodies.get, archived=self._archived)
             if not replace(self._selection, complete=None).takes(summary):
                 return Judged(Verdict.OTHER)
-            stands = standing(keys, seen, Judge(self._bodies.get))
+            stands = standing(keys, seen, Judge(self._bodies.get), self._archived)
             return self._judge(seen, summary, stands)
         except CorruptObjectError as error:  # a pack of the archive, or its index
             self._problem(None, ProblemKind.DAMAGED, str(error))
@@ -109,6 +119,11 @@ class _Reading:
         records, refusals, left_out = self._outcomes(wanted, present, {segment for segment, _ in conflicts})
         calls, problems = assemble(self._stored.rollout_id, records, left_out)
         self._problems += problems
+        if self._paged and self._retired_since(seen):
+            if not self._last:
+                raise _Gone
+            self._problem(None, ProblemKind.MISSING, "it was retired while it was listed, time and again")
+            return self._judged(Verdict.LEFT_OUT)
         if any(problem.left_out for problem in self._problems):
             reasons.append(LEFT_OUT_CALLS)
         if self._selection.complete is bool(reasons):
@@ -171,6 +186,14 @@ class _Reading:
             raise _Gone
         self._bodies.update(found)
 
+    def _retired_since(self, seen: Survey) -> bool:
+        """Whether a retirement stands that the LIST did not show: it may have taken marks away between two pages.
+
+        See ``protocol.freezing.retired_since``. A drop that was refused costs one more look.
+        """
+        now = survey(self._stored.keys, self._stored.reader.list(self._stored.keys.fences, self._stored.what))
+        return (now.retired and not seen.retired) or bool(now.drops - seen.drops)
+
     def _damaged_decisions(self, summary: RolloutSummary, *, left_out: bool) -> None:
         fences = self._stored.keys.fences
         for damaged in summary.damaged:
@@ -185,8 +208,10 @@ class _Reading:
         return Judged(verdict, rollout, tuple(self._problems))
 
 
-def _decisions(stored: StoredRollout) -> Iterable[str]:
+def _decisions(stored: StoredRollout, archived: Archived | None) -> Iterable[str]:
     for row in stored.rows:
         parsed = parse(stored.keys.of.root, row.key)
-        if parsed is not None and parsed.kind in (Kind.FROZEN, Kind.DROP):
+        if parsed is not None and parsed.kind in (Kind.FROZEN, Kind.DROP, Kind.RETIRED):
             yield row.key
+    if archived is not None:
+        yield from archived.decisions(stored.keys)

@@ -21,6 +21,7 @@ from s3capture.errors import SettingsError
 from s3capture.ids import validate_rollout_id
 from s3capture.inspection import State
 from s3capture.keys import RunKeys, shard
+from s3capture.protocol.freezing import ONE_PAGE
 from s3capture.reader import Reader
 from s3capture.replay.model import Problem, ProblemKind, ReplayedRollout
 from s3capture.replay.reading import Judged, Verdict, read_rollout
@@ -124,14 +125,15 @@ class Replay:
         pool = self._pool = ThreadPoolExecutor(_THREADS, "s3capture-replay")
         waiting: deque[tuple[int, Future[Judged]]] = deque()
         held = 0
-        for stored in self._candidates():
+        for stored, paged in self._candidates():
             weight = _EACH + sum(row.size for row in stored.rows)
             while waiting and (held + weight > self._budget or len(waiting) >= _AHEAD):
                 first, judged = waiting.popleft()
                 yield from self._given(first, judged.result())
                 held -= first
             held += weight
-            waiting.append((weight, pool.submit(read_rollout, stored, self.selection, self.run.rollout)))
+            reading = pool.submit(read_rollout, stored, self.selection, self.run.rollout, paged=paged)
+            waiting.append((weight, reading))
         while waiting:
             first, judged = waiting.popleft()
             yield from self._given(first, judged.result())
@@ -164,8 +166,11 @@ class Replay:
             self.problems.append(problem)
         self._on_problem(problem)
 
-    def _candidates(self) -> Iterator[StoredRollout]:
-        """The rollouts whose ids are asked for, in the order of their keys: by shard, and by id within one."""
+    def _candidates(self) -> Iterator[tuple[StoredRollout, bool]]:
+        """The rollouts whose ids are asked for, in the order of their keys: by shard, and by id within one.
+
+        Each with whether it lies across two pages of a LIST.
+        """
         reader, counts = self.run.reader, self.counts
         if self.selection.globs and not any(set(glob) & set("*?[") for glob in self.selection.globs):
             # Whole ids: there is no need to list the run.
@@ -175,20 +180,32 @@ class Replay:
             counts.total = len(ids)
             for stored in reader.map(self.run.rollout, ids):
                 counts.done += 1
-                if stored.rows:
+                if stored.rows or stored.problem:
                     counts.seen += 1
-                    yield stored
+                    yield stored, False
                 else:
                     self.absent.append(stored.rollout_id)
             return
         shards = [hh for hh in self.run.shards() if hh in self._shards]
         counts.total = len(shards)
-        for rollouts, _ in reader.map(self.run.shard, shards):
+        for rollouts, strays in reader.map(self.run.shard, shards):
+            across = _across_pages(rollouts, strays)
             for stored in rollouts:
                 if self.selection.names(stored.rollout_id):
                     counts.seen += 1
-                    yield stored
+                    yield stored, stored.rollout_id in across
             counts.done += 1
+
+
+def _across_pages(rollouts: Iterable[StoredRollout], strays: Iterable[str]) -> frozenset[str]:
+    """The rollouts of one LIST that a page of it ends in, as far as it shows: only those were not listed at one moment.
+
+    Also those that seem to end there: what followed may have been deleted before the next page.
+    """
+    owners = [(row.key.encode(), stored.rollout_id) for stored in rollouts for row in stored.live]
+    owners += ((key.encode(), "") for key in strays)
+    owners.sort()
+    return frozenset(owners[end - 1][1] for end in range(ONE_PAGE, len(owners) + 1, ONE_PAGE))
 
 
 def selection_of(

@@ -57,7 +57,7 @@ def hand_of(run: StoredRun, runtime: Runtime) -> ArchiveHand | None:
 
     def create(key: str, body: bytes) -> None:
         what = f"deletion from the archive of run {run.keys.run!r}"
-        runtime.submit("delete", what, lambda: _create(key, body), patient=True).result()
+        runtime.submit("delete", what, lambda: _create(key, body), patient=True, publishes=False).result()
 
     return ArchiveDeletion(run, catalog, create, runtime.origin)
 

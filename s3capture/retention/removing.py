@@ -185,7 +185,7 @@ def side_by_side(
             waiting.append((name(item), Outcome(name(item), error=why)))
         else:
             what = f"{op} of {name(item)!r}, run {run!r}"
-            operation = runtime.submit(op, what, steps(item), writes=creates, patient=True)
+            operation = runtime.submit(op, what, steps(item), writes=creates, patient=True, publishes=False)
             waiting.append((name(item), operation))
         while len(waiting) > width:
             yield finish()

@@ -189,7 +189,7 @@ def test_what_gym_cannot_read_masks_the_rollout(place: gym_env.GymPlace, tmp_pat
         put(store, entry("c1", name), odd)
     with Reader(store) as reader:
         report = export_directory(reader, RunKeys("p", "r"), tmp_path / "back")
-    assert all("it is left out" in " ".join(rollout.notes) for rollout in report.rollouts)
+    assert all("it is left out" in " ".join(rollout.problems) for rollout in report.rollouts)
     told = ask(place, "snapshots", dir=str(tmp_path / "back"))
     assert {name: (list(each["entries"]), each["incomplete"]) for name, each in told.items()} == {
         name: (["c1"], True) for name in UNREADABLE

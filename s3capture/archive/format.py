@@ -37,7 +37,7 @@ GROUP_BYTES = 4 * 1024 * 1024
 INLINE_BYTES = 1024
 """Contents up to here stand in the index as well: marks, intents, seals."""
 INLINE_FENCE_BYTES = 64 * 1024
-"""So do fences up to here: a manifest grows with the calls, and a LIST of rollouts reads every one."""
+"""So do fences up to here: a manifest grows with the calls, and a list of rollouts reads every one of them."""
 _LEVEL = 9
 _PAGE_BYTES = 8 * 1024 * 1024
 _KIND, _VERSION, _RUN = b"s3capture.kind", b"s3capture.version", b"s3capture.run"
@@ -151,14 +151,15 @@ class PackWriter:
         table = _table(self._held, self._schema)
         self._writer.write_table(table, row_group_size=len(self._held))
         for item in self._held:
-            inline = item.content if len(item.content) <= self._most_inline(item) else b""
+            inline = item.content if self._is_inline(item) else b""
             self.index.append((replace(item, content=inline), len(self._digests)))
         self._digests.append(_digest(table))
         self._held, self._held_bytes = [], 0
 
-    def _most_inline(self, item: Item) -> int:
+    def _is_inline(self, item: Item) -> bool:
         rollout = self.keys.rollout(item.rollout)
-        return INLINE_FENCE_BYTES if rollout.at(item.place).startswith(rollout.fences) else INLINE_BYTES
+        most = INLINE_FENCE_BYTES if rollout.at(item.place).startswith(rollout.fences) else INLINE_BYTES
+        return len(item.content) <= most
 
 
 def _table(items: list[Item], schema: Any, groups: list[int] | None = None) -> Any:

@@ -134,14 +134,15 @@ def standing(keys: RolloutKeys, seen: Survey, judge: Judge, archived: Archived |
     if manifest is not None:
         records &= manifest.outcomes
     behind = state is State.RETIRED and _nothing_else_came_before(manifest, granted, records)
+    later_conflicts = seen.conflicts - (manifest.conflicts if manifest else frozenset())
+    later_marks = seen.marks - (manifest.marks if manifest else frozenset())
     late = survey(keys, ())
-    if archived is not None:
+    # Asked only where it decides something: it costs a request for each rollout of an archive.
+    if archived is not None and (later_conflicts or later_marks):
         # The retirement was at what was packed. What later runs packed besides is told by the version of that.
         late = survey(keys, (row for row in seen.objects if row.key not in archived.packed))
         at = _granted(keys, archived.drops, judge)
         behind = behind or (manifest is not None and at == _version_of(manifest))
-    later_conflicts = seen.conflicts - (manifest.conflicts if manifest else frozenset())
-    later_marks = seen.marks - (manifest.marks if manifest else frozenset())
     retired = state is State.RETIRED
     kept = judge.read(keys.retired, _kept_of(keys)) if seen.retired and records else None
     return Standing(

@@ -16,7 +16,7 @@ from s3capture.replay.table import CallBatches, call_schema, rollout_row, rollou
 
 CALLS, ROLLOUTS = "calls.parquet", "rollouts.parquet"
 
-_GROUP_TOKENS = 2_000_000
+_GROUP_TOKENS = 1_000_000
 """Tokens in a row group: 16 MB of ids, and as much of log probabilities where all are generated."""
 _GROUP_ROWS = 20_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,7 +180,10 @@ def test_killed_processes_two_at_once_leave_nothing_half_done(
     for number in range(2):
         started = [
             subprocess.Popen(
-                [sys.executable, "-c", _CHILD, url, RUN, seaweed.endpoint_url], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", _CHILD, url, RUN, seaweed.endpoint_url],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TMPDIR": str(tmp_path)},  # who is killed leaves its packs behind
             )
             for _ in range(2)
         ]

@@ -111,7 +111,7 @@ class PackReader:
     def __init__(self, reader: Reader, keys: RunKeys, sizes: dict[PackName, int]) -> None:
         self._reader, self._keys, self._sizes = reader, keys, sizes
         self._footers: Cache[Any] = Cache(64, lambda _: 1)
-        self._groups: Cache[Any] = Cache(16 * 1024 * 1024, lambda table: int(table.nbytes))
+        self._groups: Cache[Any] = Cache(32 * 1024 * 1024, lambda table: int(table.nbytes))
 
     def group(self, name: PackName, number: int) -> Any:
         """Return one row group as a table. Raise ``CorruptObjectError`` or ``StoreError``."""

@@ -64,6 +64,7 @@ class PackCatalog:
         self.indexes: dict[PackName, ObjectInfo] = {}
         self.done_keys: dict[PackName, list[str]] = {}
         self.tombstones: dict[str, list[str]] = {}
+        self._deleted: dict[str, frozenset[str]] = {}
         self.foreign: list[str] = []
         self.problems: dict[str, str] = {}
         for row in rows:
@@ -121,8 +122,16 @@ class PackCatalog:
 
     def deleted_from(self, rollout_id: str) -> frozenset[str]:
         """The names of the packs that a rollout was deleted from; all of them where a tombstone cannot be read."""
+        keys = self.tombstones.get(rollout_id)
+        if keys is None:
+            return frozenset()
+        if rollout_id not in self._deleted:
+            self._deleted[rollout_id] = self._read_deleted(keys)
+        return self._deleted[rollout_id]
+
+    def _read_deleted(self, keys: Iterable[str]) -> frozenset[str]:
         found: set[str] = set()
-        for key in self.tombstones.get(rollout_id, ()):
+        for key in keys:
             names = self._decoded(key, decisions.read_deleted)
             found |= {str(name) for name in self.indexes.keys() | self.packs.keys()} if names is None else names
         return frozenset(found)

@@ -8,7 +8,7 @@ marker side by side, and an audit may come between the two.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s3capture.audit.chains import Marked
@@ -126,16 +126,3 @@ class Markers:
     def _finding(self, kind: Kind, segment: str, key: str, what: str) -> Finding:
         call = unescape(segment) or segment
         return Finding(kind, f"call {call!r} {what}", self.rollout.rollout_id, call, key)
-
-
-def by_rollout(root: str, rows: Iterable[ObjectInfo]) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
-    """Return the rows of a LIST by the rollout that their keys name, and the keys that are not ours."""
-    grouped: dict[str, list[ObjectInfo]] = {}
-    foreign: list[str] = []
-    for row in rows:
-        parsed = parse(root, row.key)
-        if parsed is None or not parsed.rollout:
-            foreign.append(row.key)
-        else:
-            grouped.setdefault(parsed.rollout_id, []).append(row)
-    return grouped, foreign

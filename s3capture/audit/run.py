@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from s3capture.audit.archives import archive_findings
 from s3capture.audit.findings import Finding, Kind, many
-from s3capture.audit.markers import by_rollout
 from s3capture.audit.rollout import Budget, RolloutAudit, audit_rollout
 from s3capture.audit.spilled import spilled
 from s3capture.audit.totals import Totals
@@ -24,6 +23,7 @@ from s3capture.keys import RunKeys, parse
 from s3capture.reader import Reader
 from s3capture.spill import Spill, Target
 from s3capture.stored import Selection, StoredRollout, StoredRun
+from s3capture.stored.grouping import by_rollout
 
 MAX_BYTES = 128 * 1024 * 1024
 """Of rollouts being judged at once, in bytes as stored; one that is larger is judged alone."""
@@ -106,11 +106,11 @@ class RunAudit:
         attempts = {f"{hh}/" for hh in run.shards()}
 
         def listed(place: str) -> _Shard:
-            root, what = self.keys.root, f"list of run {self.keys.run!r}"
-            markers, odd = by_rollout(root, self.reader.list(lineage[place], what) if place in lineage else ())
-            rows, odd_too = by_rollout(root, self.reader.list(ledgers[place], what) if place in ledgers else ())
+            what = f"list of run {self.keys.run!r}"
+            markers, odd = by_rollout(self.keys, self.reader.list(lineage[place], what) if place in lineage else ())
+            rows, odd_too = by_rollout(self.keys, self.reader.list(ledgers[place], what) if place in ledgers else ())
             rollouts, strays = run.shard(place.removesuffix("/")) if place in attempts else ([], [])
-            return _Shard(tuple(rollouts), markers, rows, (*strays, *odd, *odd_too))
+            return _Shard(tuple(rollouts), markers, rows, (*strays, *(row.key for row in (*odd, *odd_too))))
 
         return self.reader.map(listed, sorted(attempts | lineage.keys() | ledgers.keys()))
 

@@ -6,17 +6,14 @@ told, a file that cannot be read included. Looking sets damaged files aside, as 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from s3capture.audit.findings import Finding, Kind, stated
+from s3capture.silence import unlogged
 from s3capture.spill import Spill, SpilledMark, Target
 
 
 def spilled(spill: Spill, target: Target) -> list[Finding]:
     """Return what the spill holds of the run of ``target``. Raise ``SpillError`` when it cannot be read."""
-    with _unlogged():
+    with unlogged("s3capture.spill"):  # each of its files is a finding
         scan = spill.pending()
         found = [_waiting(mark, target) for mark in scan.marks if _same_run(mark.target, target)]
         found += [_late(mark, why) for mark, why in spill.late() if _same_run(mark.target, target)]
@@ -59,15 +56,3 @@ def _call(mark: SpilledMark) -> str:
 
 def _same_run(one: Target, other: Target) -> bool:
     return (one.bucket, one.prefix, one.run) == (other.bucket, other.prefix, other.run)
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep the log of the spill silent: each of its files is a finding."""
-    logger = logging.getLogger("s3capture.spill")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

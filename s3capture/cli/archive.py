@@ -6,11 +6,8 @@ The rule of this module: the dry run and the real run walk the same plan; nothin
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -206,12 +203,13 @@ def _archive(
 ) -> bool:
     from s3capture.archive.archiver import Archiver  # noqa: PLC0415 - see common.opened
     from s3capture.archive.hand import Hand  # noqa: PLC0415
+    from s3capture.cli.progress import Bars  # noqa: PLC0415
     from s3capture.store.boto import BotoStore  # noqa: PLC0415
 
     packs = BotoStore(settings, storage_class=None if storage_class == _SEEN_LIVE else storage_class)
     try:
-        with Hand(stored.reader.store, packs) as hand, _progress() as advance:
-            archiver = Archiver(stored, hand, pack_bytes=pack, freeze_open=freeze, on_progress=advance)
+        with Hand(stored.reader.store, packs) as hand, Bars("rollouts") as bars:
+            archiver = Archiver(stored, hand, pack_bytes=pack, freeze_open=freeze, on_progress=bars.advance)
             report = archiver.archive(selection)
     finally:
         packs.close()
@@ -236,17 +234,3 @@ def _print(report: Report, as_json: bool) -> None:
     for kind, found in (("rollouts left as they were", report.left), ("objects not deleted", report.failed)):
         if len(found) > _NAMED:
             say(f"{len(found):,} {kind} in all; --json names each")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - see common.out_table
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rollouts"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda count: bar.advance(task, count)

@@ -7,11 +7,9 @@ anything is read. The text shows what fails and counts the rest; JSON and the pa
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,6 +78,7 @@ def audit(
     """
     from s3capture.audit import RunAudit  # noqa: PLC0415 - see common.opened
     from s3capture.audit.page import PageData  # noqa: PLC0415
+    from s3capture.cli.progress import Bars  # noqa: PLC0415
     from s3capture.keys import RunKeys  # noqa: PLC0415
     from s3capture.spill import Target  # noqa: PLC0415
 
@@ -95,9 +94,9 @@ def audit(
         keys = RunKeys(settings.prefix, settings.run)
         target = Target(settings.address, settings.bucket, settings.prefix, settings.run)
         done = RunAudit(reader, keys, selection, spill, target)
-        with _progress() as tick:
+        with Bars("rollouts") as bars:
             for one in done.rollouts():
-                tick()
+                bars.advance()
                 if data is not None:
                     data.take(one)
                 if as_json:
@@ -168,21 +167,6 @@ def _check_place(page: Path) -> None:
         raise SettingsError(f"--html {str(page)!r}: {'is a directory' if page.is_dir() else 'has no such directory'}")
     if not os.access(page.parent, os.W_OK):
         raise SettingsError(f"--html {str(page)!r}: its directory may not be written to")
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Count rollouts on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - see common.opened
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rollouts"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("audit", total=None)
-        yield lambda: bar.advance(task)
 
 
 def _nothing(done: RunAudit, settings: Settings, selection: Selection) -> None:

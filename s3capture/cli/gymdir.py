@@ -57,14 +57,15 @@ def import_gym(
     and those that the bucket holds otherwise, are reported and left out, the others are imported, read back and
     compared. Doing it again is harmless and finishes what was interrupted. Exit status 1 when anything was left out.
     """
-    from s3capture.gymdir import import_directory  # noqa: PLC0415 - see common.opened
+    from s3capture.cli.progress import Bars  # noqa: PLC0415 - see common.opened
+    from s3capture.gymdir import import_directory  # noqa: PLC0415
     from s3capture.store.boto import BotoStore  # noqa: PLC0415
 
     settings = settings_of(url, run, endpoint_url=endpoint_url, region=region)
     names = _names(rollout)
     store = BotoStore(settings)
     try:
-        with _Bars() as bars:
+        with Bars() as bars:
             report = import_directory(directory, settings, store, names=names, dry_run=dry_run, show=bars)
     finally:
         store.close()
@@ -95,7 +96,8 @@ def export_gym(
     compared. What Gym has no place for is said of each rollout. Exit status 1 when a rollout is damaged and left out,
     or nothing was found.
     """
-    from s3capture.gymdir import export_directory  # noqa: PLC0415 - see common.opened
+    from s3capture.cli.progress import Bars  # noqa: PLC0415 - see common.opened
+    from s3capture.gymdir import export_directory  # noqa: PLC0415
     from s3capture.keys import RunKeys  # noqa: PLC0415
     from s3capture.stored import StoredRun  # noqa: PLC0415
 
@@ -105,7 +107,7 @@ def export_gym(
         if not StoredRun(reader, keys).exists():
             say(f"no run {run!r} in {url}; 's3capture ls {url}' lists those that are there")
             raise typer.Exit(EXIT_BAD_DATA)
-        with _Bars() as bars:
+        with Bars() as bars:
             report = export_directory(reader, keys, directory, names=names, show=bars)
     for stray in report.strays:
         say(f"left alone, for it belongs to no rollout: {stray}")
@@ -120,33 +122,6 @@ def _names(globs: list[str] | None) -> Callable[[str], bool]:
     from s3capture.stored.selection import Selection, globs_of  # noqa: PLC0415 - see common.opened
 
     return Selection(globs_of(globs or ())).names
-
-
-class _Bars:
-    """A ``Show`` on stderr; silent where no person looks."""
-
-    def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - see common.out_table
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-        console = Console(stderr=True, highlight=False, markup=False)
-        columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_exc_info: object) -> None:
-        self._progress.stop()
-
-    def phase(self, what: str, total: int | None) -> None:
-        """A new bar below the others."""
-        self._task = self._progress.add_task(what, total=total)
-
-    def advance(self) -> None:
-        """Move the newest bar."""
-        self._progress.advance(self._task)
 
 
 def _lines(report: ImportReport | ExportReport) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +30,7 @@ from s3capture.cli.ls import StateName
 from s3capture.errors import SettingsError
 
 if TYPE_CHECKING:
+    from s3capture.cli.progress import Bars
     from s3capture.replay import Problem, Replay, ReplayedRollout
     from s3capture.replay.writers import Writer
     from s3capture.settings import Settings
@@ -100,7 +100,8 @@ def replay(
     when a rollout named in full is not there, and when the run does not exist. Incomplete rollouts are passed over and
     counted, which is no fault.
     """
-    from s3capture.keys import RunKeys  # noqa: PLC0415 - see common.opened
+    from s3capture.cli.progress import Bars  # noqa: PLC0415 - see common.opened
+    from s3capture.keys import RunKeys  # noqa: PLC0415
     from s3capture.replay.stream import DEFAULT_STATES, Replay, selection_of  # noqa: PLC0415
     from s3capture.stored import StoredRun  # noqa: PLC0415
 
@@ -112,8 +113,8 @@ def replay(
     with opened(settings) as reader:
         stored = StoredRun(reader, RunKeys(settings.prefix, settings.run))
         with Replay(stored, selection, on_problem=shown.take) as rollouts, target() as writer:
-            with _progress(rollouts, quiet=to == "-") as watched:
-                for each in watched:
+            with Bars("listing", quiet=to == "-" and sys.stdout.isatty()) as bars:
+                for each in _watched(rollouts, bars):
                     shown.take(*writer.write(each))
             missing = not rollouts.counts.seen and not stored.exists()
             if not missing:
@@ -214,22 +215,10 @@ def _into(settings: Settings, into: str, into_run: str) -> Callable[[], Writer]:
     return lambda: Recapturing(url=given.url, run=given.run, endpoint_url=given.endpoint_url, region=given.region)
 
 
-@contextmanager
-def _progress(rollouts: Replay, *, quiet: bool) -> Iterator[Iterator[ReplayedRollout]]:
-    from rich.console import Console  # noqa: PLC0415 - see common.out_table
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    off = not console.is_terminal or (quiet and sys.stdout.isatty())
-    with Progress(*columns, console=console, transient=True, disable=off) as progress:
-        task = progress.add_task("listing", total=None)
-
-        def watched() -> Iterator[ReplayedRollout]:
-            for rollout in rollouts:
-                counts = rollouts.counts
-                told = f"{plural(counts.given, 'rollout')}, {plural(counts.calls, 'call')}, {size(counts.bytes)}"
-                progress.update(task, description=told, total=counts.total, completed=counts.done)
-                yield rollout
-
-        yield watched()
+def _watched(rollouts: Replay, bars: Bars) -> Iterator[ReplayedRollout]:
+    """Pass rollouts on, and show how far they are."""
+    for rollout in rollouts:
+        counts = rollouts.counts
+        told = f"{plural(counts.given, 'rollout')}, {plural(counts.calls, 'call')}, {size(counts.bytes)}"
+        bars.show(told, counts.done, counts.total)
+        yield rollout

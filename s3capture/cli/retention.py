@@ -294,15 +294,12 @@ def _clear_rest(reader: Reader, runtime: Runtime, settings: Settings, *, as_json
 
 
 def _watched(outcomes: Iterator[Outcome], total: int, what: str) -> Iterator[Outcome]:
-    """Pass outcomes on, with a progress bar on stderr where a person looks."""
-    from rich.console import Console  # noqa: PLC0415 - see common.opened
-    from rich.progress import Progress  # noqa: PLC0415
+    """Pass outcomes on, and show how far they are."""
+    from s3capture.cli.progress import Bars  # noqa: PLC0415 - see common.opened
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
+    with Bars(what, total) as bars:
         for outcome in outcomes:
-            progress.advance(task)
+            bars.advance()
             yield outcome
 
 

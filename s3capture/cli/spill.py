@@ -6,14 +6,12 @@ that looks complete and is not, so anything left behind is an exit status of 1.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +35,7 @@ from s3capture.cli.common import (
     when,
 )
 from s3capture.errors import SettingsError, UnsupportedStoreError
+from s3capture.silence import unlogged
 
 if TYPE_CHECKING:
     from s3capture.effects import Steps
@@ -61,7 +60,7 @@ def list_marks(spill_dir: SpillDir = None, as_json: AsJson = False) -> None:
 
     # The directory is a setting of a run; any run and url will do to learn its default.
     directory = _directory(settings_of("s3://any", spill_dir=spill_dir))
-    with _unlogged():
+    with unlogged("s3capture"):
         rows = list(_rows(Spill(directory)))
     for row in rows:
         if as_json:
@@ -80,18 +79,6 @@ def _directory(settings: Settings) -> Path:
     if settings.spill_dir is not None and not os.path.lexists(directory):
         raise SettingsError(f"spill directory {str(directory)!r} does not exist; check --spill-dir")
     return directory
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep the log of the package silent: these commands report the same, mark by mark."""
-    logger = logging.getLogger("s3capture")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _rows(spill: Spill) -> Iterator[dict[str, Any]]:
@@ -165,13 +152,13 @@ def drain(
     spill = Spill(spill_path)
     own = Target(settings.address, settings.bucket, settings.prefix, settings.run)
     runtime = shared(settings)
-    with _unlogged():
+    with unlogged("s3capture"):
         scan = spill.pending()
     elsewhere = [mark for mark in scan.marks if mark.target != own and _same_run(mark.target, own)]
     others = sorted({mark.target for mark in elsewhere}, key=str) if any_endpoint else []
     if others or any(mark.target == own for mark in scan.marks):
         _check_store(runtime, settings)
-    with _unlogged():
+    with unlogged("s3capture"):
         # What the scan set aside, no drain meets again.
         aside = {path for target in (own, *others) for path in spill.damaged(target=target)}.intersection(scan.damaged)
         drained = _together(Drained(damaged=tuple(sorted(aside))), runtime.spilling.drain())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from s3capture.effects import ObjectInfo
-from s3capture.keys import RunKeys, parse
 from s3capture.reader import Reader
 from s3capture.stored import StoredRollout, StoredRun
+from s3capture.stored.grouping import by_rollout
 from s3capture.stored.run import Catalog
 
 _R = TypeVar("_R")
@@ -98,28 +98,16 @@ def map_shards(run: StoredRun, work: Callable[[Shard], _R]) -> Iterator[_R]:
 
     def one(hh: str) -> _R:
         stored, strays = run.shard(hh) if hh in attempts else ([], [])
-        markers, foreign = _by_rollout(keys, reader.list(lineage[hh], run.what) if hh in lineage else ())
-        ledger, strange = _by_rollout(keys, reader.list(ledgers[hh], run.what) if hh in ledgers else ())
+        markers, foreign = by_rollout(keys, reader.list(lineage[hh], run.what) if hh in lineage else ())
+        ledger, strange = by_rollout(keys, reader.list(ledgers[hh], run.what) if hh in ledgers else ())
         views = {rollout.rollout_id: rollout for rollout in stored}
         for rollout in {*markers, *ledger} - views.keys():
             views[rollout] = StoredRollout(keys.rollout(rollout), (), reader)
         parts = (Parts(views[r], tuple(markers.get(r, ())), tuple(ledger.get(r, ()))) for r in sorted(views))
-        return work(Shard(tuple(parts), (*strays, *foreign, *strange)))
+        return work(Shard(tuple(parts), (*strays, *(row.key for row in (*foreign, *strange)))))
 
     yield from reader.map(one, sorted({*attempts, *lineage, *ledgers}))
 
 
 def _folders(reader: Reader, base: str) -> dict[str, str]:
     return {path[len(base) :].removesuffix("/"): path for path in reader.folders(base)}
-
-
-def _by_rollout(keys: RunKeys, rows: Rows) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
-    grouped: dict[str, list[ObjectInfo]] = {}
-    strays: list[str] = []
-    for row in rows:
-        parsed = parse(keys.root, row.key)
-        if parsed is None:
-            strays.append(row.key)
-        else:
-            grouped.setdefault(parsed.rollout_id, []).append(row)
-    return grouped, strays

@@ -18,6 +18,7 @@ from s3capture.effects import ObjectInfo
 from s3capture.keys import Kind, RunKeys, parse
 from s3capture.protocol.bodies import SEAL_LIMIT
 from s3capture.reader import Reader
+from s3capture.stored.grouping import by_rollout
 from s3capture.stored.rollout import StoredRollout
 
 _FENCES = (Kind.CLOSING, Kind.FROZEN, Kind.RETIRING, Kind.DROP, Kind.RETIRED)
@@ -92,7 +93,7 @@ class StoredRun:
 
     def shard(self, hh: str) -> tuple[list[StoredRollout], list[str]]:
         """Return the rollouts of one shard by id, and the keys in it that belong to none. Raise ``StoreError``."""
-        live, strays = _by_rollout(self.keys, self.reader.list(self.keys.attempts_shard(hh), self.what))
+        live, strays = _owned(self.keys, self.reader.list(self.keys.attempts_shard(hh), self.what))
         catalog = self.catalog()
         packed = catalog.of_shard(hh) if catalog else {}
         if any(self._may_be_packed(rows) for rollout, rows in live.items() if rollout not in packed):
@@ -184,15 +185,8 @@ class StoredRun:
         )
 
 
-def _by_rollout(keys: RunKeys, rows: tuple[ObjectInfo, ...]) -> tuple[dict[str, tuple[ObjectInfo, ...]], list[str]]:
-    grouped: dict[str, list[ObjectInfo]] = {}
-    unknown: list[ObjectInfo] = []
-    for row in rows:
-        parsed = parse(keys.root, row.key)
-        if parsed is None:
-            unknown.append(row)
-        else:
-            grouped.setdefault(parsed.rollout_id, []).append(row)
+def _owned(keys: RunKeys, rows: tuple[ObjectInfo, ...]) -> tuple[dict[str, tuple[ObjectInfo, ...]], list[str]]:
+    grouped, unknown = by_rollout(keys, rows)
     bases = {keys.rollout(rollout).base: rollout for rollout in grouped} if unknown else {}
     strays: list[str] = []
     for row in unknown:

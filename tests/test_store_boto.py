@@ -376,6 +376,28 @@ def test_a_row_with_a_key_alone_is_listed(s3: FakeS3) -> None:
 
 
 @pytest.mark.parametrize(
+    "sent",
+    [
+        "2026-12-01T15:05:09Z",
+        "2026-12-01T15:05:09.123Z",
+        "2026-12-01T15:05:09.123456789Z",
+        "20261201T150509Z",
+        "2026-12-01T15:05:09+02:00",
+        "Tue, 01 Dec 2026 15:05:09 GMT",
+        "1764601509",
+    ],
+)
+def test_a_time_is_read_as_boto3_reads_it(s3: FakeS3, sent: str) -> None:
+    """Whatever form a server gives times in, the stamp of a row holds what a plain boto3 client makes of it."""
+    row = f"<Contents><Key>p/k</Key><LastModified>{sent}</LastModified><ETag>e</ETag></Contents>"
+    page = f"<ListBucketResult><IsTruncated>false</IsTruncated>{row}</ListBucketResult>".encode()
+    s3.script(on("ListObjectsV2"), Reply(200, body=page), times=2)
+    plain: Any = boto3.session.Session().client("s3", endpoint_url=s3.endpoint_url, region_name="us-east-1")
+    wanted = plain.list_objects_v2(Bucket=s3.bucket)["Contents"][0]["LastModified"].isoformat()
+    assert [row.stamp for row in _store(s3).list("p/")] == [f"{wanted}/e"]
+
+
+@pytest.mark.parametrize(
     "behaviour",
     [
         Cut(0),

@@ -24,6 +24,7 @@ from s3capture.inspection import RolloutDetail, RolloutSummary, detail_of, list_
 from s3capture.keys import Kind, parse
 from s3capture.local import EmbeddedServer
 from s3capture.reader import Reader
+from s3capture.replay import replay
 from s3capture.settings import Settings
 from s3capture.store.boto import BotoStore
 from s3capture.store.memory import MemoryStore
@@ -297,29 +298,43 @@ def test_a_rollout_larger_than_a_pack_is_read_back_whole(monkeypatch: pytest.Mon
     assert {name: as_before(detail) for name, detail in details(store).items()} == before
 
 
+class Counting(MemoryStore):
+    """Another view of a store, which notes the keys that are read."""
+
+    def __init__(self, of: MemoryStore) -> None:
+        super().__init__()
+        self._objects = of._objects
+        self.asked: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        self.asked.append(key)
+        return super().get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        self.asked.append(key)
+        return super().get_range(key, start, length)
+
+
 def test_one_rollout_is_read_without_scanning_the_archive() -> None:
     """Reading one of many archived rollouts takes a handful of requests, whatever the archive holds."""
     store = filled(40, 3)
     archive(store, pack_bytes=3000)
-
-    asked: list[str] = []
-
-    class Counting(MemoryStore):
-        def get(self, key: str) -> bytes | None:
-            asked.append(key)
-            return super().get(key)
-
-        def get_range(self, key: str, start: int, length: int) -> bytes | None:
-            asked.append(key)
-            return super().get_range(key, start, length)
-
-    counting = Counting()
-    counting._objects = store._objects
+    counting = Counting(store)
     with Reader(counting) as reader:
         detail = detail_of(StoredRun(reader, KEYS).rollout("r7"))
     assert len(detail.calls) == 3 and detail.sound
-    packs = {key for key in asked if "/archive/pack/" in key}
+    packs = {key for key in counting.asked if "/archive/pack/" in key}
     assert len(packs) == 1 and len([row for row in store.list(KEYS.archive.base) if "/pack/" in row.key]) > 5
+
+
+def test_a_whole_archived_run_is_replayed_from_its_archive_alone() -> None:
+    """No object beside the archive is read: a request for each rollout would be most of what the replay costs."""
+    store = filled(40, 3)
+    archive(store, pack_bytes=3000)
+    counting = Counting(store)
+    with replay(url=URL, run=RUN, store=counting) as rollouts:
+        assert sum(len(rollout.calls) for rollout in rollouts) == 120
+    assert all(key.startswith(KEYS.archive.base) for key in counting.asked)
 
 
 def test_what_lands_behind_the_archive_is_shown_as_late_and_packed_next(store: MemoryStore) -> None:

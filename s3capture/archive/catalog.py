@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from s3capture.archive import decisions
 from s3capture.archive.format import body_of, decoding, read_index
+from s3capture.archive.needs import give_back
 from s3capture.archive.packs import Cache, PackReader
 from s3capture.effects import ObjectInfo
 from s3capture.errors import CorruptObjectError
@@ -281,4 +282,5 @@ class PackCatalog:
                         raise CorruptObjectError(f"{key}: rollout {of!r} does not lie in the span of its name")
                     spans[of] = (start, row)
                 start, of = row, rollout
+        give_back()
         return Index(table, spans)

@@ -13,13 +13,15 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from s3capture.archive.format import decoding, opened, rows_of
-from s3capture.archive.needs import parquet
+from s3capture.archive.needs import give_back, parquet
 from s3capture.errors import CorruptObjectError
 from s3capture.keys import PackName, RunKeys
 from s3capture.reader import Reader
 
 _V = TypeVar("_V")
 _FOOTER_GUESS = 256 * 1024
+_DECODED_AT_ONCE = 2
+"""Row groups that are fetched and decoded side by side: each takes some times its size meanwhile."""
 
 
 class Cache(Generic[_V]):
@@ -111,7 +113,8 @@ class PackReader:
     def __init__(self, reader: Reader, keys: RunKeys, sizes: dict[PackName, int]) -> None:
         self._reader, self._keys, self._sizes = reader, keys, sizes
         self._footers: Cache[Any] = Cache(64, lambda _: 1)
-        self._groups: Cache[Any] = Cache(32 * 1024 * 1024, lambda table: int(table.nbytes))
+        self._decoding = threading.Semaphore(_DECODED_AT_ONCE)
+        self._groups: Cache[Any] = Cache(16 * 1024 * 1024, lambda table: int(table.nbytes))
 
     def group(self, name: PackName, number: int) -> Any:
         """Return one row group as a table. Raise ``CorruptObjectError`` or ``StoreError``."""
@@ -122,10 +125,12 @@ class PackReader:
         if name not in self._sizes:
             raise CorruptObjectError(f"{key}: the archive needs this object and it is gone")
         size = self._sizes[name]
-        with decoding(key):
+        with self._decoding, decoding(key):
             footer = self._footers.get(name, lambda: self._footer(key, size))
             with self._open(key, size) as source:
-                return rows_of(key, opened(key, source, "pack", self._keys, footer), number)
+                table = rows_of(key, opened(key, source, "pack", self._keys, footer), number)
+            give_back()
+            return table
 
     def _footer(self, key: str, size: int) -> Any:
         with self._open(key, size) as source:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from s3capture.archive.needs import parquet
+from s3capture.archive.needs import give_back, parquet
 from s3capture.replay.model import Problem, ReplayedRollout
 from s3capture.replay.table import CallBatches, call_schema, rollout_row, rollout_schema, rollout_table
 
@@ -37,6 +37,8 @@ class ParquetFolder:
         left_out: list[Problem] = []
         for table in self._batches.add(rollout, left_out):
             self._calls.write_table(table)
+            del table  # before the next is made
+            give_back()
         self._rows.append(rollout_row(rollout))
         if len(self._rows) >= _GROUP_ROWS:
             self._flush_rollouts()

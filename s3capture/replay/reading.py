@@ -90,7 +90,9 @@ class _Reading:
         try:
             # Each time that a pack is asked costs a pass over a part of it, so it is asked once.
             first = seen.outcomes if self._stored.archived else seen.small_outcomes
-            self._read([*_decisions(self._stored, self._archived), *map(keys.call_at, first)])
+            # Only these can have come behind the retirement, which costs a request for each archived rollout to know.
+            behind = self._archived if seen.conflicts or seen.marks else None
+            self._read([*_decisions(self._stored, behind), *map(keys.call_at, first)])
             summary = summarize(keys, rows, self._bodies.get, archived=self._archived)
             if not replace(self._selection, complete=None).takes(summary):
                 return Judged(Verdict.OTHER)

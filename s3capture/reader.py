@@ -89,18 +89,19 @@ class Reader:
         *,
         weigh: Callable[[_T], int] = lambda _: 0,
         room: int = 64 * 1024 * 1024,
+        ahead: int | None = None,
     ) -> Generator[_R, None, None]:
         """Yield ``work(item)`` in the order of ``items``; ``work`` may use ``list``, ``get`` and ``folders``.
 
-        At most twice ``width`` results are held at once, and no more than ``weigh`` puts into ``room`` (bytes, say);
-        one item is always let through.
+        At most ``ahead`` results (without it twice ``width``) are held at once, and no more than ``weigh`` puts into
+        ``room`` (bytes, say); one item is always let through.
         """
         waiting: deque[tuple[Future[_R], int]] = deque()
-        held = 0
+        held, most = 0, 2 * self._width if ahead is None else ahead
         try:
             for item in items:
                 weight = weigh(item)
-                while waiting and (len(waiting) >= 2 * self._width or held + weight > room):
+                while waiting and (len(waiting) >= most or held + weight > room):
                     future, less = waiting.popleft()
                     held -= less
                     yield future.result()

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 Lists = frozenset[frozenset[str]]
 """The lists that name a rollout: of each, the names of the packs that hold it."""
 
-_INDEX_BYTES = 32 * 1024 * 1024
+_INDEX_BYTES = 16 * 1024 * 1024
 """Views go through a run shard by shard, so few indexes are in use at once, however many there are."""
 
 

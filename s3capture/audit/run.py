@@ -24,6 +24,7 @@ from s3capture.reader import Reader
 from s3capture.spill import Spill, Target
 from s3capture.stored import Selection, StoredRollout, StoredRun
 from s3capture.stored.grouping import by_rollout
+from s3capture.stored.run import SHARDS_AHEAD
 
 MAX_BYTES = 128 * 1024 * 1024
 """Of rollouts being judged at once, in bytes as stored; one that is larger is judged alone."""
@@ -112,7 +113,7 @@ class RunAudit:
             rollouts, strays = run.shard(place.removesuffix("/")) if place in attempts else ([], [])
             return _Shard(tuple(rollouts), markers, rows, (*strays, *(row.key for row in (*odd, *odd_too))))
 
-        return self.reader.map(listed, sorted(attempts | lineage.keys() | ledgers.keys()))
+        return self.reader.map(listed, sorted(attempts | lineage.keys() | ledgers.keys()), ahead=SHARDS_AHEAD)
 
     def _takes(self, rollout: StoredRollout) -> bool:
         return self.selection.names(rollout.rollout_id) and self._in_time(rollout.rows)

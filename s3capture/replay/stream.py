@@ -28,7 +28,7 @@ from s3capture.replay.reading import Judged, Verdict, read_rollout
 from s3capture.settings import Settings
 from s3capture.store.base import Store
 from s3capture.stored import Selection, StoredRollout, StoredRun
-from s3capture.stored.run import SHARDS
+from s3capture.stored.run import SHARDS, SHARDS_AHEAD
 from s3capture.stored.selection import globs_of, instant
 
 DEFAULT_STATES = (State.FROZEN, State.RETIRED)
@@ -37,7 +37,7 @@ DEFAULT_BUDGET = 24 * 1024 * 1024
 KEPT_PROBLEMS = 1000
 
 _THREADS = 8
-_AHEAD = 64
+_AHEAD = 32
 _EACH = 4096
 """Bytes that a rollout without calls is taken to weigh."""
 
@@ -188,7 +188,7 @@ class Replay:
             return
         shards = [hh for hh in self.run.shards() if hh in self._shards]
         counts.total = len(shards)
-        for rollouts, strays in reader.map(self.run.shard, shards):
+        for rollouts, strays in reader.map(self.run.shard, shards, ahead=SHARDS_AHEAD):
             across = _across_pages(rollouts, strays)
             for stored in rollouts:
                 if self.selection.names(stored.rollout_id):

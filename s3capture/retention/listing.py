@@ -14,7 +14,7 @@ from s3capture.effects import ObjectInfo
 from s3capture.reader import Reader
 from s3capture.stored import StoredRollout, StoredRun
 from s3capture.stored.grouping import by_rollout
-from s3capture.stored.run import Catalog
+from s3capture.stored.run import SHARDS_AHEAD, Catalog
 
 _R = TypeVar("_R")
 Rows = tuple[ObjectInfo, ...]
@@ -106,7 +106,7 @@ def map_shards(run: StoredRun, work: Callable[[Shard], _R]) -> Iterator[_R]:
         parts = (Parts(views[r], tuple(markers.get(r, ())), tuple(ledger.get(r, ()))) for r in sorted(views))
         return work(Shard(tuple(parts), (*strays, *(row.key for row in (*foreign, *strange)))))
 
-    yield from reader.map(one, sorted({*attempts, *lineage, *ledgers}))
+    yield from reader.map(one, sorted({*attempts, *lineage, *ledgers}), ahead=SHARDS_AHEAD)
 
 
 def _folders(reader: Reader, base: str) -> dict[str, str]:

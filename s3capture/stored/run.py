@@ -23,6 +23,8 @@ from s3capture.stored.rollout import StoredRollout
 
 _FENCES = (Kind.CLOSING, Kind.FROZEN, Kind.RETIRING, Kind.DROP, Kind.RETIRED)
 SHARDS = tuple(f"{number:02x}" for number in range(256))
+SHARDS_AHEAD = 8
+"""Shards that are listed ahead: of a large run, or an archived one, each is megabytes of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class StoredRun:
 
         ``on_stray`` is told every key among the attempts that belongs to no rollout. Raise ``StoreError``.
         """
-        for rollouts, strays in self.reader.map(self.shard, self.shards()):
+        for rollouts, strays in self.reader.map(self.shard, self.shards(), ahead=SHARDS_AHEAD):
             for key in strays:
                 on_stray(key)
             yield from rollouts

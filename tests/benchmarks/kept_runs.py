@@ -223,6 +223,10 @@ def _once(note: Path, plan: Plan, fill: Callable[[], dict[str, Any]]) -> dict[st
     return put
 
 
+def _is_chosen(name: str, only: Sequence[str], names: Sequence[str]) -> bool:
+    return any(name == one if one in names else name.startswith(one) for one in only)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the exit status is 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -230,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=20, help="records of each rollout")
     parser.add_argument("--processes", type=int, default=2, help="processes that put the run")
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="COMMAND", help="only what begins so; archive counts"
+        "--only", nargs="+", default=[""], metavar="COMMAND", help="only these, or what begins so; archive counts"
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="put the run there once, and use it again as it is then"
@@ -253,8 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{given.rollouts:,} rollouts of {given.calls} calls: {before.objects:,} objects, "
                 f"{before.bytes / 1e6:,.1f} MB, put in {put['seconds']:.0f} s\n\n{HEAD}\n"
             )
-        for step in steps(plan, Path(temporary)):
-            if step.name.startswith(tuple(given.only)):
+        planned = list(steps(plan, Path(temporary)))
+        for step in planned:
+            if _is_chosen(step.name, given.only, [one.name for one in planned]):
                 rows.append(measure(step, plan, Path(temporary)))
                 if not given.json:
                     sys.stdout.write(f"{rows[-1].line()}\n")
